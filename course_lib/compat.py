@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import glob
-import importlib
 import os
 import pickle
 import re
@@ -182,36 +181,23 @@ def read_environment(changed: set[str]) -> None:
 
 # --- what a rank changes in torch ---------------------------------------------------------------------------
 
-# For each function: its owner, its name, the first torch that needs no change, what is called instead
-CHANGES: list[tuple[Callable[[], Any], str, tuple[int, ...], Callable[..., Any]]] = []
-
 
 def adapt_torch() -> None:
     """Replace functions of torch by those below, each in the versions that need it."""
-    for find_owner, name, version, by in CHANGES:
-        if torch_before(*version):
-            _replace(find_owner(), name, by)
+    from torch.distributed import distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel
+
+    _replace(c10d, "_is_barrier_after_init", _connect_all)
+    _replace(c10d, "_new_process_group_helper", _put_gloo_behind)
+    if torch_before(2, 14):
+        _replace(c10d, "init_process_group", _let_go_and_init)
+        _replace(c10d, "destroy_process_group", _destroy_and_keep)
+    if torch_before(2, 13):
+        _replace(DistributedDataParallel, "__init__", _take_forward_sync_buffers)
+    if torch_before(2, 12):
+        _replace(DistributedDataParallel, "_sync_module_buffers", _hide_buffer_broadcasts)
 
 
-def _instead_of(find_owner: Callable[[], Any], name: str, before: tuple[int, ...] = (99,)) -> Any:
-    """Have `adapt_torch` replace a function by the decorated one, in a torch before a version."""
-
-    def add(by: Callable[..., Any]) -> Callable[..., Any]:
-        CHANGES.append((find_owner, name, before, by))
-        return by
-
-    return add
-
-
-def _c10d() -> Any:
-    return getattr(importlib.import_module("torch.distributed"), "distributed_c10d", None)
-
-
-def _ddp() -> Any:
-    return importlib.import_module("torch.nn.parallel").DistributedDataParallel
-
-
-@_instead_of(_c10d, "_is_barrier_after_init")
 def _connect_all(original: Callable[[], bool]) -> bool:
     """Let no rank leave init_process_group before all are connected: one that ended would break the rest.
 
@@ -220,7 +206,6 @@ def _connect_all(original: Callable[[], bool]) -> bool:
     return bool(original()) or sys._getframe(2).f_code.co_name == "init_process_group"
 
 
-@_instead_of(_c10d, "_new_process_group_helper")
 def _put_gloo_behind(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Keep gloo's network threads from taking the core of a thread that they wait for (Linux; torch 2.14).
 
@@ -230,22 +215,13 @@ def _put_gloo_behind(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     each thread stays the same.
     """
     group = make(*args, **kwargs)
-    for thread in gloo_threads():
-        with contextlib.suppress(OSError):  # it has ended, or a sandbox refuses
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    for comm in map(Path, glob.iglob("/proc/self/task/*/comm")):  # Path.glob raises where it may not list
+        with contextlib.suppress(OSError):  # the thread has ended, or a sandbox refuses
+            if comm.read_text() == "gloo_tcp_loop\n":
+                os.sched_setscheduler(int(comm.parent.name), os.SCHED_BATCH, os.sched_param(0))
     return group
 
 
-def gloo_threads() -> list[int]:
-    """Return the system's ids of gloo's network threads in this process; none except on Linux."""
-    found = []
-    for comm in map(Path, glob.iglob("/proc/self/task/*/comm")):  # Path.glob raises where it may not list
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += [int(comm.parent.name)] if comm.read_text() == "gloo_tcp_loop\n" else []
-    return found
-
-
-@_instead_of(_ddp, "__init__", before=(2, 13))
 def _take_forward_sync_buffers(
     init: Any, ddp: Any, *args: Any, forward_sync_buffers: bool | None = None, **others: Any
 ) -> None:
@@ -259,7 +235,6 @@ def _take_forward_sync_buffers(
         ddp.broadcast_buffers = forward_sync_buffers
 
 
-@_instead_of(_ddp, "_sync_module_buffers", before=(2, 12))
 def _hide_buffer_broadcasts(send: Any, ddp: Any, *args: Any) -> None:
     """Hide DDP's broadcast of buffers from autograd, as torch has done since 2.12.
 
@@ -270,7 +245,6 @@ def _hide_buffer_broadcasts(send: Any, ddp: Any, *args: Any) -> None:
         send(ddp, *args)
 
 
-@_instead_of(_c10d, "destroy_process_group", before=(2, 14))
 def _destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep gloo's groups after `destroy_process_group` until the rank ends, to avoid a deadlock.
 
@@ -279,7 +253,8 @@ def _destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
     tensor. Python's own object of the group drops the lock first (PyTorch's issue 56297, pull request 154976;
     seen with torch 2.10 to 2.13).
     """
-    for group, backends in _c10d()._world.pg_backend_config.items():
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    for group, backends in world.pg_backend_config.items():
         if "gloo" in str(backends) and group not in KEPT_GROUPS:
             # the list alone is not enough: Python clears it when it exits
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
@@ -287,7 +262,6 @@ def _destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
     return destroy(*args, **kwargs)
 
 
-@_instead_of(_c10d, "init_process_group", before=(2, 14))
 def _let_go_and_init(init: Any, *args: Any, **kwargs: Any) -> Any:
     """Let go of the kept groups: otherwise rank 0 would go on with their store and the addresses in it."""
     while KEPT_GROUPS:
@@ -351,34 +325,6 @@ def before_agent_ends_rank(call: Callable[[int], object]) -> None:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         _replace(SubprocessHandler, "close", call_and_close)
-
-
-def dispatch_mode(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    """Return a context manager in which torch runs each operation by ``call(operation, args, kwargs)``.
-
-    Operations on DTensors arrive as those on their local parts (torch 2.14).
-    """
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(each.__name__ == "DTensor" for each in types):
-                return NotImplemented
-            return call(func, args, kwargs or {})
-
-    return Mode()
-
-
-def local_part(tensor: Any) -> Any:
-    """Return a DTensor's part on this rank, and any other tensor itself (torch 2.14)."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def active_fake_mode() -> Any:
-    """Return the FakeTensorMode that is on, or None (torch 2.14)."""
-    from torch._guards import active_fake_mode as active
-
-    return active()
 
 
 def array_constructors() -> list[Any]:

@@ -52,8 +52,7 @@ class Pickler(cloudpickle.Pickler):
             return _given, (len(self.shared) - 1,)
         if isinstance(obj, types.CodeType):
             return marshal.loads, (marshal.dumps(as_in_a_file(obj)),)
-        own_class = type(obj) is not types.ModuleType
-        if isinstance(obj, types.ModuleType) and own_class and sys.modules.get(obj.__name__) is obj:
+        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
         if isinstance(obj, CachedFunction) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)

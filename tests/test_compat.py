@@ -186,21 +186,23 @@ def test_an_array_is_made_by_what_we_allow() -> None:
 
 
 def test_gloos_network_threads_have_a_name() -> None:
-    """And the function that makes them is called for each group; only Linux has this policy."""
+    """And the function that makes them is called for each group."""
+
+    def gloos() -> list[int]:
+        names = {comm.parent.name: comm.read_text() for comm in Path("/proc/self/task").glob("*/comm")}
+        return [os.sched_getscheduler(int(thread)) for thread in names if names[thread] == "gloo_tcp_loop\n"]
 
     def policies() -> list[list[int]]:
         dist.init_process_group("gloo")
-        one = compat.gloo_threads()
+        one = gloos()
         group = dist.new_group()
         dist.barrier(group=group)
-        two = compat.gloo_threads()
-        return [[os.sched_getscheduler(thread) for thread in threads] for threads in (one, two, [0])]
+        return [one, gloos(), [os.sched_getscheduler(0)]]
 
-    if hasattr(os, "SCHED_BATCH"):
-        one, two, main = launch(policies, nprocs=2, device="cpu", dashboard=False).results[0]
-        assert (len(one), len(two)) == (1, 2)
-        assert {*one, *two} == {os.SCHED_BATCH}
-        assert main == [os.SCHED_OTHER]
+    one, two, main = launch(policies, nprocs=2, device="cpu", dashboard=False).results[0]
+    assert (len(one), len(two)) == (1, 2)
+    assert {*one, *two} == {os.SCHED_BATCH}
+    assert main == [os.SCHED_OTHER]
 
 
 @pytest.mark.parametrize(
@@ -214,10 +216,11 @@ def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found:
 @pytest.fixture
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretend that this torch has a version; what is changed in it is as before after the test."""
+    calls = "init_process_group", "destroy_process_group"
+    names = "_is_barrier_after_init", "_new_process_group_helper", *calls
     for module in (dist, dist.distributed_c10d):
-        for find_owner, name, _, _ in compat.CHANGES:
-            if find_owner is compat._c10d and hasattr(module, name):
-                function = getattr(module, name)
+        for name in names:
+            if function := getattr(module, name, None):
                 monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
     return lambda version: monkeypatch.setattr(torch, "__version__", version)
 

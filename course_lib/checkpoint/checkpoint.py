@@ -10,13 +10,13 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
 
 from ..files import whole_file
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DDP and DataParallel, and torch.compile, put before each name
 SHOWN = 4  # names in a message, followed by the number of further ones
@@ -37,15 +37,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     ``state`` is a dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read.
     For a wrapped model take ``ddp.module.state_dict()``.
 
-    Raises
-    ------
-    CheckpointError
-        The file cannot be written (no folder, no permission, a full disk). It is unchanged; all ranks raise.
-    TypeError
-        ``state`` is not a dict, or holds something that `load_checkpoint` would refuse; nothing is written.
+    On all ranks, `CheckpointError` is raised if the file cannot be written (no folder, no permission, a full
+    disk), and TypeError if `load_checkpoint` would refuse ``state``. The file is then unchanged.
     """
-    import torch.distributed as dist
-
     group = dist.is_available() and dist.is_initialized()
     faults: list[Exception | None] = [None]
     if not group or dist.get_rank() == 0:
@@ -58,8 +52,6 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
     """Write a checkpoint; return what went wrong, of a type that every rank can unpickle."""
-    import torch
-
     if not isinstance(state, Mapping):
         return TypeError(f"a checkpoint is a dict, as in {{'model': model.state_dict()}}; got {state!r:.60}")
     try:
@@ -85,14 +77,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Every rank may read the file. Its tensors arrive on the CPU, whatever device they were saved from.
 
-    Raises
-    ------
-    CheckpointError
-        There is no such file; it is truncated or damaged (all bytes are checked, which ``torch.load`` does
-        not do); it is not a checkpoint; it carries code; or it holds something other than a dict.
+    `CheckpointError` is raised if the file is missing, truncated or damaged (all bytes are checked, which
+    ``torch.load`` does not do), if it is no checkpoint, carries code, or holds something other than a dict.
     """
-    import torch
-
     path = Path(path)
     try:
         fault = _fault(path)
@@ -110,8 +97,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _fault(path: Path) -> str:
     """Say what is wrong with a checkpoint, by its bytes alone; return an empty string if nothing is."""
-    import torch
-
     with open(path, "rb") as file:
         begins, size = file.read(16), os.fstat(file.fileno()).st_size
     if size == 0:
@@ -140,12 +125,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     (``module.`` of DDP and DataParallel, ``_orig_mod.`` of torch.compile) may be on either side, or on both;
     they are removed only if every name has them.
 
-    Raises
-    ------
-    CheckpointError
-        Tensors are missing, unexpected or of another shape; the message names them. The model is unchanged.
+    If tensors are missing, unexpected or of another shape, a `CheckpointError` names them, and the model is
+    unchanged.
     """
-    have, want = _bare(weights), _bare(model.state_dict())
+    own = model.state_dict()
+    have, want = _bare(weights), _bare(own)
     faults = {
         "missing": [name for name in want if name not in have],
         "unexpected": [name for name in have if name not in want],
@@ -158,8 +142,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     if any(faults.values()):
         named = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
         raise CheckpointError(f"the weights do not fit this {type(model).__name__}. {named}")
-    full = model.state_dict()  # in the order of `want`
-    model.load_state_dict({name: have[bare] for name, bare in zip(full, want, strict=True)})
+    model.load_state_dict({name: have[bare] for name, bare in zip(own, want, strict=True)})
 
 
 def _bare(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from ..files import whole_file
 from ..hardware import cores
 from .once import made_once
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TRAIN_EACH, VAL_EACH = 64, 16  # pictures per class
 SHAPES = ((900, 660), (660, 900), (780, 780))  # width, height
@@ -45,15 +42,7 @@ def pictures() -> Path:
     It has ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each,
     about 800 pixels wide and high, in two random colours, rotated, lit from one side and noisy. The first
     call draws them in the course's own folder (some seconds, 50 MB), the same pictures each time.
-
-    Raises
-    ------
-    CourseHomeError
-        The course's own folder cannot be written to, or the disk is full.
-
-    Examples
-    --------
-    >>> data = torchvision.datasets.ImageFolder(pictures() / "train")
+    `CourseHomeError` is raised if that cannot be written to, or the disk is full.
     """
     return made_once("pictures-v1", _make)
 
@@ -73,10 +62,8 @@ def _make(folder: Path) -> None:
         list(pool.map(make, range(len(names))))
 
 
-def _draw(kind: str, rng: np.random.RandomState) -> Image:
+def _draw(kind: str, rng: np.random.RandomState) -> Image.Image:
     """Draw one picture: the pattern's shapes in one colour on another, in uneven light, with noise."""
-    from PIL import Image
-
     width, height = SHAPES[rng.randint(len(SHAPES))]
     y, x = np.mgrid[0 : height // COARSE, 0 : width // COARSE].astype(np.float32)
     turn, cell = rng.uniform(-0.4, 0.4), rng.uniform(130, 210) / COARSE

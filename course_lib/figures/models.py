@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-Span = tuple[float, float]
 
 
 def sampler_map(
@@ -30,22 +29,10 @@ def sampler_map(
     There is room for 40 samples, 8 ranks and 24 epochs. `shuffle` and `drop_last` are the sampler's options.
     Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``.
     """
-    seen = sampler_indices(samples, ranks, epochs, shuffle, drop_last, set_epoch)
-    counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
-    twice = sum(count > 1 for epoch in counts for count in epoch.values())
-    missed = sum(samples - len(epoch) for epoch in counts)
-    title = f"In {epochs} epoch{'s' * (epochs > 1)} {twice} samples seen more than once, {missed} by nobody"
-    return shard_map(seen, samples, title)
-
-
-def sampler_indices(
-    samples: int, ranks: int, epochs: int, shuffle: bool, drop_last: bool, set_epoch: str
-) -> list[list[list[int]]]:
-    """Return the indices that each rank's sampler gives, by rank and epoch."""
     from torch.utils.data import DistributedSampler
 
     callers = {"all": range(ranks), "rank 0": range(1), "nobody": range(0)}[set_epoch]
-    seen: list[list[list[int]]] = []
+    seen: list[list[list[int]]] = []  # by rank, by epoch
     for rank in range(ranks):
         data: Any = range(samples)  # a sampler asks for its length alone
         sampler: Any = DistributedSampler(data, ranks, rank, shuffle=shuffle, drop_last=drop_last)
@@ -54,7 +41,11 @@ def sampler_indices(
             if rank in callers:
                 sampler.set_epoch(epoch)
             seen[rank].append(list(sampler))
-    return seen
+    counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
+    twice = sum(count > 1 for epoch in counts for count in epoch.values())
+    missed = sum(samples - len(epoch) for epoch in counts)
+    title = f"In {epochs} epoch{'s' * (epochs > 1)} {twice} samples seen more than once, {missed} by nobody"
+    return shard_map(seen, samples, title)
 
 
 # α in seconds and bytes/s of all_reduces, as others measured them. α is the time of the smallest; bytes/s are
@@ -111,23 +102,32 @@ def _time(seconds: float) -> str:
     return f"{scale * seconds:.3g} {unit}"
 
 
-def step_timeline(
-    bucket_mib: float = 25,
-    gbit_per_s: float = 10,
-    ranks: int = 8,
-    gradients_mib: float = 98,
-    forward_ms: float = 32,
-    backward_ms: float = 65,
-) -> Picture:
-    """Draw a step under DDP: how much of the all_reduces `backward` hides (lesson 14).
+# ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures (pytorch,
+# benchmarks/distributed/ddp, torch 1.4), of which a third is counted as forward
+GRADIENTS_MIB, FORWARD_MS, BACKWARD_MS = 98, 32, 65
+STEP_ALPHA = 14e-6  # seconds a step of the ring between nodes: NCCL's own model of a network (lesson 14)
 
-    `gbit_per_s` is the bandwidth of the link between neighbours in the ring, 10⁹ bits/s. The default model is
-    ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures (pytorch,
-    benchmarks/distributed/ddp, torch 1.4), of which a third is counted as forward.
+
+def step_timeline(bucket_mib: float = 25, gbit_per_s: float = 10, ranks: int = 8) -> Picture:
+    """Draw a step of ResNet-50 under DDP: how much of the all_reduces `backward` hides (lesson 14).
+
+    `gbit_per_s` is the bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
+
+    `backward` computes the gradients evenly. A bucket leaves when it is full and the one before has arrived.
+    Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth (bytes and bytes/s; Patarasuk and Yuan
+    2009), with α = 14 µs. All buckets have one size, although DDP's first one is smaller.
     """
-    begin, done = forward_ms / 1e3, (forward_ms + backward_ms) / 1e3
+    begin, done = FORWARD_MS / 1e3, (FORWARD_MS + BACKWARD_MS) / 1e3
+    gradients, bandwidth = GRADIENTS_MIB * MIB, 1e9 / 8 * gbit_per_s
+    sent: list[tuple[float, float]] = []
+    full, free = 0.0, begin
+    while ranks > 1 and full < gradients:
+        size = min(bucket_mib * MIB, gradients - full)
+        full += size
+        start = max(free, begin + (done - begin) * full / gradients)
+        free = start + 2 * (ranks - 1) * STEP_ALPHA + 2 * (ranks - 1) / ranks * size / bandwidth
+        sent.append((start, free))
     bars: list[Bar] = [("computes", "forward", 0.0, begin), ("computes", "backward", begin, done)]
-    sent = bucket_spans(bucket_mib * MIB, 1e9 / 8 * gbit_per_s, ranks, gradients_mib * MIB, begin, done)
     hidden = [("sends", "hidden", start, min(end, done)) for start, end in sent if start < done]
     exposed = [("sends", "exposed", max(start, done), end) for start, end in sent if end > done]
     left, behind = (sum(end - start for *_, start, end in part) for part in (exposed, hidden))
@@ -135,33 +135,10 @@ def step_timeline(
     title += f"{bucket_mib:g} MiB a bucket, {gbit_per_s:g} Gbit/s, {ranks} rank{'s' * (ranks > 1)}"
     picture = timeline([*bars, *hidden, *exposed], title, first=("forward", "backward", "hidden", "exposed"))
     picture.alt = (
-        f"{title}. Forward takes {forward_ms:g} ms, backward {backward_ms:g} ms; "
-        f"{len(sent)} all_reduces, the last ends at {1e3 * max([done, *(end for _, end in sent)]):.0f} ms."
+        f"{title}. Forward takes {FORWARD_MS} ms, backward {BACKWARD_MS} ms; "
+        f"{len(sent)} all_reduces, the last ends at {1e3 * max(done, free):.0f} ms."
     )
     return picture
-
-
-STEP_ALPHA = 14e-6  # seconds a step of the ring between nodes: NCCL's own model of a network (lesson 14)
-
-
-def bucket_spans(
-    bucket: float, bandwidth: float, ranks: int, gradients: float, begin: float, end: float
-) -> list[Span]:
-    """Return when each bucket's all_reduce begins and ends, in seconds.
-
-    `backward` computes the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
-    and the one before has arrived. Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth
-    (bytes and bytes/s; Patarasuk and Yuan 2009), with α = `STEP_ALPHA`. All buckets have one size, although
-    DDP's first one is smaller.
-    """
-    spans, full, free = [], 0.0, begin
-    while ranks > 1 and full < gradients:
-        size = min(bucket, gradients - full)
-        full += size
-        start = max(free, begin + (end - begin) * full / gradients)
-        free = start + 2 * (ranks - 1) * STEP_ALPHA + 2 * (ranks - 1) / ranks * size / bandwidth
-        spans.append((start, free))
-    return spans
 
 
 BYTES = {"float32": (4, 4, 0), "bf16 mixed": (2, 2, 4)}  # a parameter: weight, gradient, float32 copy
@@ -182,37 +159,26 @@ def memory_use(
     """Draw the memory that training needs on each GPU, beside the GPU's own (lessons 02 and 18).
 
     The default is BERT-large with 512 tokens; its activations are the memory that Hugging Face transformers'
-    documentation (January 2022) measured, minus 16 bytes a parameter. `memory_bytes` has the formula.
+    documentation (January 2022) measured, minus 16 bytes a parameter.
 
     The optimizer is ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``, the precision ``"float32"`` or
-    ``"bf16 mixed"``, the sharding ``"DDP"``, ``"ZeRO-1"`` or ``"FSDP"``. Activations are given in float32;
-    the batch is that of one rank.
-    """
-    activations = activations_mib_per_sample * MIB * batch
-    parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
-    free = gpu_gib - sum(parts.values()) / GIB
-    verdict = f"Fits, with {free:,.1f} GiB to spare" if free >= 0 else f"Does not fit, by {-free:,.1f} GiB"
-    bars = {"a rank needs": {part: size / GIB for part, size in parts.items()}}
-    bars["its GPU has"] = {"the GPU": gpu_gib}
-    title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding if ranks > 1 else 'one GPU'}"
-    return stacked_bars(bars, title, "memory, GiB")
-
-
-def memory_bytes(
-    parameters: float, ranks: int, optimizer: str, precision: str, sharding: str, activations: float
-) -> dict[str, float]:
-    """Return the bytes of weights, gradients, optimizer and activations on one rank.
+    ``"bf16 mixed"``, the sharding ``"DDP"``, ``"ZeRO-1"`` or ``"FSDP"``. The batch is that of one rank.
 
     In float32 with Adam, a parameter takes 4 + 4 + 8 = 16 bytes. In bf16 mixed it takes 2 + 2 + 12, with 4 of
     the 12 for a float32 copy (ZeRO, Rajbhandari et al. 2020, section 3.1); ``torch.autocast`` keeps float32
-    weights and gradients instead. `activations`, bytes in float32, are halved in bf16. ZeRO-1 divides the
+    weights and gradients instead. Activations, given in float32, are halved in bf16. ZeRO-1 divides the
     optimizer's part by the ranks, FSDP all three. DDP's buckets, FSDP's gathered layer and CUDA are left out.
     """
     weight, gradient, copy = BYTES[precision]
     each = {"weights": weight, "gradients": gradient, "optimizer": copy + STATES[optimizer]}
     shares = {name: ranks if name in SHARDED[sharding] else 1 for name in each}
-    sizes = {name: parameters * size / shares[name] for name, size in each.items()}
-    return sizes | {"activations": activations * weight / 4}
+    parts = {name: 1e6 * parameters_millions * size / shares[name] / GIB for name, size in each.items()}
+    parts["activations"] = activations_mib_per_sample / 1024 * batch * weight / 4
+    free = gpu_gib - sum(parts.values())
+    verdict = f"Fits, with {free:,.1f} GiB to spare" if free >= 0 else f"Does not fit, by {-free:,.1f} GiB"
+    bars = {"a rank needs": parts, "its GPU has": {"the GPU": gpu_gib}}
+    title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding if ranks > 1 else 'one GPU'}"
+    return stacked_bars(bars, title, "memory, GiB")
 
 
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
@@ -240,20 +206,18 @@ def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     return Picture(figure, f"{title}. {words}. {' '.join(command)}. In {last}.")
 
 
-def global_batch(
-    batch_size: int = 48, ranks: int = 8, pieces: int = 1, samples: int = 17_280, lr: float = 0.004
-) -> Picture:
+def global_batch(batch_size: int = 48, ranks: int = 8, pieces: int = 1) -> Picture:
     """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
 
-    `samples` are one epoch. `lr` is for batches of 48 samples; with k times as many, the learning rate is k
-    times `lr`. There is room for 16 ranks with 8 pieces.
+    An epoch has 17,280 samples. The learning rate is 0.004 for a global batch of 48, and k times that for k
+    times as many samples. There is room for 16 ranks with 8 pieces.
     """
     from matplotlib.patches import Rectangle
 
     size = batch_size * ranks * pieces
-    steps = samples // size
+    steps = 17_280 // size
     title = f"Global batch {size:,}: {steps:,} steps, {steps * (ranks > 1):,} all_reduces, "
-    title += f"learning rate {lr * size / 48:.3g}"
+    title += f"learning rate {0.004 * size / 48:.3g}"
     figure, axes = figure_with_margins(7.2, 0.8 + 0.28 * ranks, left=0.72, top=0.3, bottom=0.3, right=0.07)
     with styled():
         rows, columns = [f"rank {i}" for i in range(ranks)], [f"piece {i + 1}" for i in range(pieces)]
@@ -286,35 +250,21 @@ def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60)
     a step takes `rest_ms`.
     """
     load, rest = load_ms / 1e3, rest_ms / 1e3
-    loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))
     row = "worker {}" if workers else "the rank"
     bars: list[Bar] = []
+    loaded, taken = [0.0] * workers, [0.0] * 2 * workers  # by batch, when; as if there were some before
     done = 0.0
-    for start, end in used:
-        bars += [("GPU", "waits", done, start)] if start > done else []
-        bars.append(("GPU", "computes", start, end))
-        done = end
-    for batch, span in enumerate(loaded):
-        bars.append((row.format(batch % max(1, workers)), "loads a batch", *span))
+    for batch in range(max(8, 2 * workers)):
+        begin = max(loaded[-workers], taken[-2 * workers]) if workers else done
+        loaded.append(begin + load)
+        taken.append(max(loaded[-1], done))
+        bars += [("GPU", "waits", done, taken[-1])] if taken[-1] > done else []
+        done = taken[-1] + rest
+        bars.append(("GPU", "computes", taken[-1], done))
+        bars.append((row.format(batch % max(1, workers)), "loads a batch", begin, loaded[-1]))
     step = max(rest, load / workers) if workers else load + rest
     title = f"{workers or 'No'} worker{'s' * (workers != 1)}: a step takes {1e3 * step:.0f} ms, "
     title += f"and the GPU waits for {1 - rest / step:.0%} of it"
     picture = timeline(bars, title, first=("computes", "waits", "loads a batch"))
     picture.alt = f"{title}. A batch takes {load_ms:g} ms to load, the rest of a step {rest_ms:g} ms."
     return picture
-
-
-def loader_spans(workers: int, load: float, rest: float, steps: int) -> tuple[list[Span], list[Span]]:
-    """Return when each batch is loaded, and when the GPU computes with it: begin and end, by batch.
-
-    Batch k comes from worker k mod `workers`, which may start it when batch k − 2 · `workers` is taken.
-    """
-    loaded, used = [(0.0, 0.0)] * workers, [(0.0, 0.0)] * 2 * workers  # as if there were batches before
-    done = 0.0
-    for _ in range(steps):
-        begin = max(loaded[-workers][1], used[-2 * workers][0]) if workers else done
-        loaded.append((begin, begin + load))
-        start = max(begin + load, done)
-        done = start + rest
-        used.append((start, done))
-    return loaded[workers:], used[2 * workers :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,10 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     ``seen[rank][epoch]`` is a list of indices, as in ``run.results`` when each rank returns one list per
     epoch. Several of these, by name, are drawn one below the other. ``samples`` is the size of the data set.
 
-    Raises
-    ------
-    ValueError
-        An index is not in the data set, or there are more than 8 ranks, 40 samples or 24 epochs.
+    More than 8 ranks, 40 samples or 24 epochs, or an index that is not in the data set, are a ValueError.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
-    tables = {name: _table(panel, samples, name) for name, panel in panels.items()}
+    tables = {name: _table(panel, samples) for name, panel in panels.items()}
     ranks = max(map(len, panels.values()))
     cells = [cell for table in tables.values() for row in table for cell in row]
     deep = max(0.3, 0.16 * min(max(map(len, cells)), 4))  # inches of a row
@@ -61,21 +57,20 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     return Picture(figure, f"{title}. {samples} samples, {ranks} rank{'s' * (ranks > 1)}. {words}")
 
 
-def _table(seen: Seen, samples: int, name: str) -> Table:
+def _table(seen: Seen, samples: int) -> Table:
     """Order the indices by epoch and sample, instead of by rank and epoch."""
-    where = f" of {name!r}" if name else ""
     epochs = max(map(len, seen), default=0)
     if not (1 <= len(seen) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
         raise ValueError(
-            f"seen{where} has {len(seen)} ranks, {epochs} epochs, {samples} samples; "
+            f"seen has {len(seen)} ranks, {epochs} epochs, {samples} samples; "
             f"the picture is for 1 to {MOST_RANKS}, {MOST_EPOCHS}, {MOST_SAMPLES}"
         )
     table: Table = [[[] for _ in range(samples)] for _ in range(epochs)]
     for rank, by_epoch in enumerate(seen):
         for epoch, drawn in enumerate(by_epoch):
-            for index in map(operator.index, drawn):
+            for index in drawn:
                 if not 0 <= index < samples:
-                    what = f"rank {rank} drew in epoch {epoch}{where} the index {index}"
+                    what = f"rank {rank} drew in epoch {epoch} the index {index}"
                     raise ValueError(f"{what}; the {samples} samples are 0 … {samples - 1}")
                 table[epoch][index].append(rank)
     return table
@@ -117,7 +112,6 @@ def _draw(axes: Axes, table: Table, deep: float) -> None:
 
 
 def _handles(ranks: int, cells: list[list[int]]) -> list[Any]:
-    """Return the entries of the legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

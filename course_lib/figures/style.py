@@ -60,7 +60,6 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def png(self) -> bytes:
-        """Return the picture as the bytes of a PNG file."""
         buffer = io.BytesIO()
         self.figure.set_dpi(DPI)
         self.figure.canvas.print_png(buffer)  # `savefig` would draw it twice

@@ -24,18 +24,12 @@ def timeline(
 ) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
-    A bar that is wide enough shows its length. Rows and phases are in order of first appearance; from the
-    eighth phase on, the colours repeat. A picture of less than 0.2 s counts in milliseconds.
+    Each bar is ``(row, phase, start, end)``. A row is a name, or the number of a rank. Times are in seconds
+    on one clock, such as ``time.time()`` on one machine; ``since`` is the time that is 0 on the axis. A
+    picture of less than 0.2 s counts in milliseconds.
 
-    Parameters
-    ----------
-    bars
-        ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock for all rows, such as
-        ``time.time()`` on one machine. A row is a name, or the number of a rank.
-    since
-        The time on that clock that is 0 on the axis.
-    first
-        Phases that take the first colours, even if they do not occur, so that related pictures use the same.
+    Rows and phases are in order of first appearance; from the eighth phase on, the colours repeat. Phases in
+    ``first`` take the first colours, even if they do not occur, so that related pictures use the same.
     """
     drawn: list[Bar] = [
         (f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since)

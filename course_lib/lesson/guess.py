@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ipywidgets
+from IPython.display import display
+
 from ..notebook import in_kernel, shell
 
 
@@ -33,10 +36,7 @@ def guess(*options: str) -> None:
         question.options, question.chosen = options, None
     if not in_kernel():
         print(question)
-        return
-    from IPython.display import display
-
-    if question.chosen:
+    elif question.chosen:
         display(question)
     else:
         _show_buttons(question)
@@ -64,9 +64,6 @@ def _cell() -> object:
 
 
 def _show_buttons(question: Guess) -> None:
-    import ipywidgets
-    from IPython.display import display
-
     buttons = [ipywidgets.Button(description=option, layout={"width": "auto"}) for option in question.options]
     box = ipywidgets.HBox(buttons, layout={"flex_flow": "row wrap"})
     box.add_class("course-guess")

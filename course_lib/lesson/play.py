@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from IPython.display import display
+from ipywidgets import VBox, interactive
+
 from ..figures.style import Picture
 from ..notebook import in_kernel
 
@@ -23,9 +26,6 @@ def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     defaults = {name: inspect.signature(figure).parameters[name].default for name in values}
     if not in_kernel():
         return figure(**defaults)
-    from IPython.display import display
-    from ipywidgets import VBox, interactive
-
     controls = {name: interactive.widget_from_abbrev(value, defaults[name]) for name, value in values.items()}
     for name, control in controls.items():
         if isinstance(values[name], bool):

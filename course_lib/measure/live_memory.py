@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from ..compat import active_fake_mode, dispatch_mode, local_part
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Tensors = Iterable["Tensor | None"]  # None: a parameter without a gradient
+Tensors = Iterable[Tensor | None]  # None: a parameter without a gradient
 Storage = tuple[int, str, str, tuple[int, ...]]  # its bytes, its kind, the operation that made it, the shape
 BUFFERS, REST = "collectives' buffers", "activations and results in between"
 COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather"}  # c10d's name, and the public one
@@ -45,7 +46,6 @@ class LiveMemory:
     @contextmanager
     def saving(self, owner: Hashable, kind: str = "activations") -> Iterator[None]:
         """Note every tensor that autograd saves for the backward pass inside the block, in this thread."""
-        from torch.autograd.graph import saved_tensors_hooks
 
         def keep(tensor: Tensor) -> Tensor:
             self.note(owner, kind, [tensor])
@@ -63,7 +63,7 @@ class LiveMemory:
         return counted
 
 
-class LivePeak:
+class LivePeak(TorchDispatchMode):
     """Counts the bytes of the tensors that are alive inside the block, after each operation (lesson 18).
 
     It counts each storage once, at its present size (FSDP empties and fills storages). It does not see the
@@ -74,22 +74,15 @@ class LivePeak:
     counts for the first. One in no kind counts as "collectives' buffers" if a collective has had it, else as
     "activations and results in between". Of a DTensor, this rank's part counts.
 
-    Attributes
-    ----------
-    counting : bool
-        Set it to False for steps that only make what stays, such as a model. Their tensors count later, but
-        none of the figures below includes the steps themselves. This saves most of the time.
-    history : list of int
-        The bytes after each operation.
-    at_peak : dict
-        The bytes by kind, at the first moment when most were alive. They may differ a little from run to run:
-        a backend's threads free what they have sent some time later.
-    most : dict
-        The most bytes of each kind, whenever that was.
-    largest : list of (int, str, str, tuple)
-        The storages at the peak, the largest first: bytes, kind, the operation that made it, shape.
-    collectives : list of (str, int)
-        Each collective that this rank called, and the bytes of the whole tensor, as nccl-tests counts them.
+    Set ``counting`` to False for steps that only make what stays, such as a model: their tensors count later,
+    but none of the figures below includes the steps themselves. This saves most of the time.
+
+    - ``history``: the bytes after each operation.
+    - ``at_peak``: the bytes by kind, at the first moment when most were alive. They may differ a little from
+      run to run: a backend's threads free what they have sent some time later.
+    - ``most``: the most bytes of each kind, whenever that was.
+    - ``largest``: the storages at the peak, the largest first: bytes, kind, operation that made it, shape.
+    - ``collectives``: those that this rank called, with the bytes of the whole tensor, as in nccl-tests.
 
     Examples
     --------
@@ -100,6 +93,7 @@ class LivePeak:
     """
 
     def __init__(self, kinds: Callable[[], Mapping[str, Tensors]] = dict) -> None:
+        super().__init__()
         self._kinds = kinds
         self._made: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()  # by storage
         self._sent: WeakSet[Any] = WeakSet()  # storages that a collective has had
@@ -113,19 +107,16 @@ class LivePeak:
     def __enter__(self) -> LivePeak:
         self._fake = active_fake_mode()
         self._note("made before", [list(tensors) for tensors in self._kinds().values()])
-        self._mode = dispatch_mode(self._call)
-        self._mode.__enter__()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._mode.__exit__(*failure)
+        return super().__enter__()
 
     def bytes(self) -> dict[str, int]:
         """Return the bytes that are alive now, by kind."""
         return self._look()[0]
 
-    def _call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = operation(*args, **kwargs)
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each.__name__ == "DTensor" for each in types):
+            return NotImplemented  # it comes again, on this rank's part
+        result = operation(*args, **kwargs or {})
         if active_fake_mode() is self._fake:  # else DTensor is only working out a shape
             if operation.namespace in ("c10d", "_c10d_functional"):
                 self._note_collective(operation, args)
@@ -176,11 +167,8 @@ def _storages(tensors: Tensors) -> Iterator[Any]:
     """Yield the storage of each tensor that has memory; of a DTensor, this rank's."""
     for tensor in tensors:
         if tensor is not None and tensor.device.type != "meta":
-            yield local_part(tensor).untyped_storage()
+            yield getattr(tensor, "_local_tensor", tensor).untyped_storage()
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
+from torch.profiler import profile, supported_activities
+
 PAUSE = 1e-4  # seconds: a shorter pause between two operations is Python overhead, not waiting
 BESIDES = ("c10d::", "torch.distributed.ddp", "Memcpy", "Memset")  # beginnings of events that do not compute
 BY_BACKEND = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
@@ -40,9 +43,6 @@ def profiled() -> Iterator[list[Span]]:
     ...     ddp(x).sum().backward()
     >>> hidden = overlap(spans)
     """
-    import torch
-    from torch.profiler import profile, supported_activities
-
     spans: list[Span] = []
     with profile(activities=supported_activities()) as profiler:
         yield spans
@@ -52,18 +52,13 @@ def profiled() -> Iterator[list[Span]]:
     spans += spans_of(profiler.events(), began)
 
 
-def overlap(spans: Iterable[Span]) -> float:
+def overlap(spans: Sequence[Span]) -> float:
     """Return the share of a rank's communication time, 0 to 1, during which it computed (lesson 14).
 
-    Raises
-    ------
-    ValueError
-        There is no collective among the spans.
+    ValueError is raised if there is no collective among the spans.
     """
-    by_kind: dict[str, list[Stretch]] = {"sends": [], "computes": []}
-    for span in spans:
-        by_kind[span.kind].append((span.start, span.end))
-    sends, computes = map(_joined, by_kind.values())
+    sends = _joined((span.start, span.end) for span in spans if span.kind == "sends")
+    computes = _joined((span.start, span.end) for span in spans if span.kind == "computes")
     if not (whole := sum(end - start for start, end in sends)):
         raise ValueError("there is no collective in what was profiled")
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in sends for b in computes) / whole

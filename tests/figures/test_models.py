@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,31 +18,29 @@ from course_lib import (
     sampler_map,
     step_timeline,
 )
-from course_lib.figures.models import (
-    GIB,
-    MIB,
-    STEP_ALPHA,
-    bucket_spans,
-    loader_spans,
-    memory_bytes,
-    message_seconds,
-    sampler_indices,
-)
+from course_lib.figures.models import GIB, MIB, message_seconds
 from course_lib.figures.style import Picture
 from tests.support.pictures import is_whole, overlapping
 
 
+def seen(picture: Any, epochs: int) -> list[list[set[int]]]:
+    """Return the samples of each rank, by epoch, as the numbers in the cells say."""
+    lines = {line.get_label(): line.get_xydata() for line in picture.figure.axes[0].lines}
+    ranks = [lines[name] for name in sorted(lines) if name.startswith("rank")]
+    return [[{int(x) for x, y in cells if int(y) == epoch} for epoch in range(epochs)] for cells in ranks]
+
+
 def test_who_sees_which_sample() -> None:
-    in_order = sampler_indices(5, 2, 1, shuffle=False, drop_last=False, set_epoch="all")
-    assert in_order == [[[0, 2, 4]], [[1, 3, 0]]]  # every second; the first again, to have six
-    assert sampler_indices(5, 2, 1, shuffle=False, drop_last=True, set_epoch="all") == [[[0, 2]], [[1, 3]]]
+    padded = sampler_map(5, 2, 1, shuffle=False)
+    assert seen(padded, 1) == [[{0, 2, 4}], [{1, 3, 0}]]  # every second; the first again, to have six
+    assert seen(sampler_map(5, 2, 1, shuffle=False, drop_last=True), 1) == [[{0, 2}], [{1, 3}]]
 
 
 def test_who_calls_set_epoch_decides_what_changes() -> None:
-    told = {who: sampler_indices(12, 2, 2, True, False, who) for who in ("all", "rank 0", "nobody")}
+    told = {who: seen(sampler_map(12, 2, set_epoch=who), 2) for who in ("all", "rank 0", "nobody")}
     first, second = told["all"]
     assert first[0] != first[1]
-    assert sorted(first[1] + second[1]) == list(range(12))
+    assert first[1] | second[1] == set(range(12))
     assert [mine[0] == mine[1] for mine in told["nobody"]] == [True, True]
     assert told["rank 0"] == [first, told["nobody"][1]]
     assert sampler_map(12, 2, set_epoch="nobody").alt.startswith(
@@ -60,20 +59,19 @@ def test_a_message_costs_latency_and_bytes() -> None:
 
 
 def test_a_bucket_leaves_when_it_is_full_and_the_link_is_free() -> None:
-    # 3 bytes evenly in 6 seconds; round a ring of 2, a bucket of 2 bytes takes 1 · 2 / 0.5 = 4 s
-    alpha = 2 * STEP_ALPHA
-    spans = bucket_spans(2, 0.5, 2, 3, 1.0, 7.0)
-    assert spans == [pytest.approx((5, 9 + alpha)), pytest.approx((9 + alpha, 11 + 2 * alpha))]
-    assert bucket_spans(1, 10, 4, 2, 0.0, 4.0)[1] == pytest.approx((4, 4 + 6 * STEP_ALPHA + 0.15))
-    assert bucket_spans(1, 10, 1, 2, 0.0, 4.0) == []
+    # two buckets, each 1.75 · 49 MiB / 0.125 GB/s + 14 · 14 µs = 719.5 ms; the first leaves after 64.5 ms
+    picture = step_timeline(49, 1, 8)
+    assert picture.alt.startswith("1.41e+03 ms exposed, 32.5 ms hidden: 49 MiB a bucket, 1 Gbit/s, 8 ranks.")
+    assert picture.alt.endswith("2 all_reduces, the last ends at 1504 ms.")
+    # the last one has what is left: 38 MiB
+    assert step_timeline(60, 100, 8).alt.startswith("5.77 ms exposed, 9 ms hidden: 60 MiB a bucket")
 
 
 def test_what_backward_hides_and_what_not() -> None:
-    # two buckets, each 1.75 · 50 MiB / 12.5 GB/s + 14 · 14 µs = 7.54 ms; the first leaves in mid-backward
-    picture = step_timeline(50, 100, 8, gradients_mib=100, forward_ms=30, backward_ms=60)
-    assert picture.alt == (
-        "7.54 ms exposed, 7.54 ms hidden: 50 MiB a bucket, 100 Gbit/s, 8 ranks. "
-        "Forward takes 30 ms, backward 60 ms; 2 all_reduces, the last ends at 98 ms."
+    # two buckets, each 1.75 · 49 MiB / 12.5 GB/s + 14 · 14 µs = 7.39 ms; the first leaves in mid-backward
+    assert step_timeline(49, 100, 8).alt == (
+        "7.39 ms exposed, 7.39 ms hidden: 49 MiB a bucket, 100 Gbit/s, 8 ranks. "
+        "Forward takes 32 ms, backward 65 ms; 2 all_reduces, the last ends at 104 ms."
     )
     assert step_timeline(ranks=1).alt.startswith(
         "0 ms exposed, 0 ms hidden: 25 MiB a bucket, 10 Gbit/s, 1 rank."
@@ -95,9 +93,13 @@ def test_what_backward_hides_and_what_not() -> None:
 def test_bytes_of_a_parameter_on_one_of_four_ranks(
     options: tuple[str, str, str], each: tuple[float, float, float]
 ) -> None:
-    of = memory_bytes(1000, 4, *options, activations=600)
-    activations = 300 if "bf16" in options[1] else 600
-    assert list(of.values()) == [*(1000 * size for size in each), activations]
+    weights, gradients, optimizer = each
+    activations = 1 if "bf16" in options[1] else 2
+    picture = memory_use(GIB / 1e6, 4, *options, activations_mib_per_sample=1024, batch=2)
+    assert (
+        f"(weights {weights:.1f}, gradients {gradients:.1f}, optimizer {optimizer:.1f}, "
+        f"activations {activations:.1f})"
+    ) in picture.alt
 
 
 def test_it_fits_or_not() -> None:
@@ -120,15 +122,22 @@ def test_a_rank_is_counted_node_by_node() -> None:
 
 
 def test_a_step_uses_batch_times_ranks_times_pieces() -> None:
-    assert global_batch(48, 1, 2, 960, 0.01).alt.startswith("Global batch 96: 10 steps, 0 all_reduces, ")
-    assert global_batch(24, 4, 2, 1000, 0.01).alt == (
-        "Global batch 192: 5 steps, 5 all_reduces, learning rate 0.04. "
+    assert global_batch(48, 1, 2).alt.startswith("Global batch 96: 180 steps, 0 all_reduces, ")
+    assert global_batch(24, 4, 2).alt == (
+        "Global batch 192: 90 steps, 90 all_reduces, learning rate 0.016. "
         "Ranks: 4; pieces on each: 2, of 24 samples."
     )
 
 
+def when(picture: Any, phase: str) -> list[tuple[float, float]]:
+    """Return the first four bars of a phase, in seconds: where each begins and ends."""
+    (bars,) = (each for each in picture.figure.axes[0].containers if each.get_label() == phase)
+    return [(round(bar.get_x(), 9), round(bar.get_x() + bar.get_width(), 9)) for bar in bars][:4]
+
+
 def test_a_step_waits_for_the_worker_whose_turn_it_is() -> None:
-    starts = [[start for start, _ in loader_spans(workers, 3, 2, 4)[1]] for workers in (0, 1, 2)]
+    computes = [when(loader_timeline(workers, 3000, 2000), "computes") for workers in (0, 1, 2)]
+    starts = [[start for start, _ in bars] for bars in computes]
     assert starts == [[3, 8, 13, 18], [3, 6, 9, 12], [3, 5, 7, 9]]
     assert loader_timeline(2, 100, 40).alt == (
         "2 workers: a step takes 50 ms, and the GPU waits for 20% of it. "
@@ -140,9 +149,9 @@ def test_a_step_waits_for_the_worker_whose_turn_it_is() -> None:
 
 
 def test_a_worker_is_at_most_two_batches_ahead() -> None:
-    loaded, used = loader_spans(1, 1, 5, 4)
-    assert loaded == [(0, 1), (1, 2), (2, 3), (6, 7)]
-    assert used == [(1, 6), (6, 11), (11, 16), (16, 21)]
+    picture = loader_timeline(1, 1000, 5000)
+    assert when(picture, "loads a batch") == [(0, 1), (1, 2), (2, 3), (6, 7)]
+    assert when(picture, "computes") == [(1, 6), (6, 11), (11, 16), (16, 21)]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_nothing_overlaps_and_nothing_is_cut(samples: int, ranks: int, epochs: i
     [
         ([[[0, 5]]], 5, r"rank 0 drew in epoch 0 the index 5; the 5 samples are 0 … 4"),
         ([[[0]], [[0, -1]]], 5, r"rank 1 drew in epoch 0 the index -1"),
-        ({"a": [[[0]]], "b": [[[7]]]}, 5, r"rank 0 drew in epoch 0 of 'b' the index 7"),
+        ({"a": [[[0]]], "b": [[[7]]]}, 5, "rank 0 drew in epoch 0 the index 7"),
         ([[[0]]] * 9, 5, "9 ranks, 1 epochs, 5 samples; the picture is for 1 to 8, 24, 40"),
         ([[[0]] * 25], 5, "25 epochs"),
         ([[[0]]], 0, "0 samples"),
