@@ -55,12 +55,14 @@ def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
         with contextlib.suppress(Exception):  # it is not there, cannot be read, or the working folder is gone
             folder = os.path.abspath(entry)
             for files in () if PACKAGES.search(folder + os.sep) else Path(folder).glob("*.dist-info/RECORD"):
-                names = set(re.findall(r"^[^/,]+/?", files.read_text(), re.MULTILINE)) - {"../"}
-                found |= {os.path.join(folder, name) for name in names}
+                with contextlib.suppress(OSError):  # uninstalled meanwhile
+                    names = set(re.findall(r"^[^/,]+/?", files.read_text(), re.MULTILINE)) - {"../"}
+                    found |= {os.path.join(folder, name.replace("/", os.sep)) for name in names}
     return tuple(found)
 
 
 def is_ours(filename: str) -> bool:
+    """Return whether a file is this package's."""
     return filename.startswith(OURS)
 
 

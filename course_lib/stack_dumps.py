@@ -34,20 +34,27 @@ def leave_at_a_crash(path: Path, note: Callable[..., None]) -> None:
         with contextlib.suppress(Exception):
             file: Any = args[0] if args else kwargs.get("file")
             fd = file if isinstance(file, int) or file is None else file.fileno()
-            note(crash_file=fd is not None and os.readlink(f"/proc/self/fd/{fd}"))
+            note(crash_file=fd is not None and (_path(fd) or os.path.abspath(file.name)))
 
     faulthandler.enable = enable_and_note
+
+
+def _path(fd: int) -> str:
+    """Return the path of an open file; "" on macOS, which has no /proc."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
 
 
 def answer_requests(path: Path) -> int | None:
     """Have this process and its forks write their stacks to a file on a real-time signal; return the signal.
 
-    Return None if the program already uses such signals.
+    Return None if the program already uses such signals, or if the system is not Linux.
     """
-    if _answers_to(os.getpid()) != set():
-        return None
-    faulthandler.register(signal.SIGRTMAX, open(path, "w"))
-    return int(signal.SIGRTMAX)
+    if hasattr(signal, "SIGRTMAX") and _answers_to(os.getpid()) == set():
+        faulthandler.register(signal.SIGRTMAX, open(path, "w"))
+        return int(signal.SIGRTMAX)
+    return None
 
 
 def request(pid: int, number: int) -> bool:

@@ -20,10 +20,14 @@ def bytes_sent() -> int | None:
     which NCCL uses between the GPUs of one machine. When a connection is closed, its count is gone: use a
     barrier so that no rank leaves before all have made their second call.
 
-    Return None without an open TCP connection, and before Linux 4.19, which was the first to count.
+    Return None without an open TCP connection, or if the system does not count: Linux does, since 4.19.
     """
+    try:
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:  # another system
+        return None
     sent: dict[str, int] = {}  # by connection, which may have several descriptors
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in descriptors:
         with contextlib.suppress(OSError, struct.error):  # closed since it was listed, not TCP, an old system
             name = os.readlink(f"/proc/self/fd/{fd}")  # such as socket:[4711]
             if name.startswith("socket:"):
