@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.nn.functional import affine_grid, grid_sample, interpolate
 
 from ..files import whole_file
 from .once import made_once
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
     from torchvision.datasets import MNIST
 
@@ -35,6 +34,8 @@ TEST_FONTS = ("DejaVuSansMono-BoldOblique", "DejaVuSerif-Italic", "STIXGeneralBo
 
 def to_tensor(image: Image) -> torch.Tensor:
     """Convert a 28 × 28 grey picture to a float32 tensor (1, 28, 28): 0…255 to 0…1, minus MEAN, over STD."""
+    import torch
+
     return torch.from_numpy((np.asarray(image, dtype=np.float32)[None] / 255 - MEAN) / STD)
 
 
@@ -49,7 +50,10 @@ def digits(train: bool = True, *, transform: Callable | None = to_tensor) -> MNI
     ``transform`` is applied to each 28 × 28 PIL picture; by default it makes a float32 tensor (1, 28, 28),
     normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits.
 
-    `CourseHomeError` is raised if the course's own folder cannot be written to, or the disk is full.
+    Raises
+    ------
+    CourseHomeError
+        The course's own folder cannot be written to, or the disk is full.
     """
     from torchvision.datasets import MNIST
 
@@ -74,6 +78,7 @@ def _make(root: Path) -> None:
 def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
     """Draw each typeface's digits in three stroke widths, as a tensor (fonts, 3, 10, 64, 64) of 0…1."""
     import matplotlib
+    import torch
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
@@ -99,6 +104,9 @@ def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
 
 def _draw(glyphs: torch.Tensor, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw ``count`` digits, equally many of each: uint8 images (count, 28, 28) and labels (count,)."""
+    import torch
+    from torch.nn.functional import affine_grid, grid_sample, interpolate
+
     rng = np.random.RandomState(seed)  # NumPy's only generator with a stream that never changes
     labels = rng.permutation(count) % 10
     fonts, strokes = rng.randint(len(glyphs), size=count), rng.randint(3, size=count)
