@@ -79,18 +79,16 @@ class Machine:
 
 def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
-    present, unused, gpus = accelerators(), unused_gpus(), gpu_count()
+    unused, gpus = unused_gpus(), gpu_count()
     if gpus > 1:
         reason = f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
         reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
-    elif present:
-        reason = "gloo carries no MPS tensors, the Apple GPU's, so ranks are CPU processes"
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
         reason = f"{none}, so ranks are CPU processes"
     world_size, backend = (gpus, "nccl") if gpus else (2, "gloo")
-    return Machine(present, unused, cores(), *memory(), backends(), world_size, backend, reason)
+    return Machine(accelerators(), unused, cores(), *memory(), backends(), world_size, backend, reason)
 
 
 def gpu_count() -> int:
@@ -104,12 +102,11 @@ def gpu_count() -> int:
 
 
 def accelerators() -> list[str]:
-    """Name the GPUs that torch can use here: NVIDIA's, AMD's (ROCm, too, calls them cuda) or Apple's."""
+    """Name the GPUs that torch can use here: NVIDIA's or AMD's (ROCm, too, calls them cuda)."""
     import torch
 
-    if gpus := [torch.cuda.get_device_properties(index) for index in range(gpu_count())]:
-        return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
-    return ["mps:0 Apple GPU (shares main memory)"] if torch.backends.mps.is_available() else []
+    gpus = [torch.cuda.get_device_properties(index) for index in range(gpu_count())]
+    return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
 
 
 def unused_gpus() -> str:
@@ -145,7 +142,7 @@ def unused_gpus() -> str:
 
 
 def _present() -> int:
-    """Count the NVIDIA GPUs that the PCI bus knows of; 0 except on Linux."""
+    """Count the NVIDIA GPUs that the PCI bus knows of."""
     nvidia = [path for path in PCI.glob("*/vendor") if path.read_text() == "0x10de\n"]
     return sum(path.with_name("class").read_text().startswith("0x03") for path in nvidia)  # display, 3D
 
@@ -163,7 +160,7 @@ def _in_container() -> bool:
 
 def cores() -> int:
     """Count the CPU cores that this process may use, by its affinity and a container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
         quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
         return max(1, min(count, math.ceil(quota / period)))
