@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..compat import let_clicks_in
 from ..figures.tables import text_table
 from ..hardware import cores
-from ..notebook import in_kernel
+from ..notebook import in_kernel, shell
 from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text
@@ -241,10 +241,9 @@ class NotebookView(View):
     def _stop_button(self) -> Any:
         """Return a Stop button, or a hint where a click would arrive only after the cell has ended."""
         import ipywidgets
-        from IPython import get_ipython
 
-        about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
-        if "kernel subshells" not in about.get("supported_features", ()):  # in ipykernel 7, not in 6
+        features = shell().kernel.kernel_info.get("supported_features", ())
+        if "kernel subshells" not in features:  # in ipykernel 7, not in 6
             return ipywidgets.HTML("to stop: interrupt the cell (■)")
         button = ipywidgets.Button(
             description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
@@ -340,7 +339,7 @@ def bars_html(run: Run) -> str:
 
 def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
     """Return a rank's progress bar as HTML, and in words."""
-    ticks = run.ticks(rank)
+    ticks = run.trace(rank).ticks
     if not ticks["passes"].any():
         begun = "at work" if len(ticks["passes"]) else "starting"
         size, progress = 'value="0"', "queued" if run.waits() else begun

@@ -65,9 +65,9 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
 
 def _load_results(run: Run) -> failed.RankError | None:
     """Read the results while interrupts are held off; return the error if some cannot be read."""
-    if not run.unpickles or not (unread := run.unread_results()):
+    if not run.unpickles or not (errors := run.results_and_errors[1]):
         return None
-    (rank, error), *more = unread.items()
+    (rank, error), *more = errors.items()
     others = f" (nor can those of {ranks_text(each for each, _ in more)})" if more else ""
     text = f"is done, but its result cannot be read here{others}: a {run.facts(rank).get('result')} "
     text += f"({type(error).__name__}: {error}); {RETURN}"
