@@ -75,10 +75,8 @@ def look_up(options: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row.seen}\n  {row.text()}\n")
     if not rows:
-        print(
-            f"course help: no symptom has the word {' or '.join(options.words)}; try another one",
-            file=sys.stderr,
-        )
+        words = " or ".join(options.words)
+        print(f"course help: no symptom has the word {words}; try another one", file=sys.stderr)
     return 0 if rows else 1
 
 

@@ -32,15 +32,8 @@ class Machine:
     memory_bytes: int  # main memory, within a container's limit
     available_bytes: int
     backends: dict[str, bool]  # of torch.distributed, and whether this build of torch has each
-    world_size: int  # what `launch` uses by default
-    backend: str
-    reason: str  # why these two
-
-    @property
-    def plan(self) -> str:
-        """The default ranks and backend, in a few words: ``"2 CPU ranks, gloo"``."""
-        kind = "GPU" if self.backend == "nccl" else "CPU"
-        return f"{self.world_size} {kind} rank{'s' if self.world_size > 1 else ''}, {self.backend}"
+    plan: str  # what `launch` uses by default, such as "2 CPU ranks, gloo"
+    reason: str  # why this
 
     def rows(self) -> dict[str, str]:
         """Return the text of the card's rows, by title."""
@@ -81,14 +74,13 @@ def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
     unused, gpus = unused_gpus(), gpu_count()
     if gpus > 1:
-        reason = f"one rank for each of the {gpus} GPUs"
+        plan, reason = f"{gpus} GPU ranks, nccl", f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
-        reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
+        plan, reason = "1 GPU rank, nccl", "one rank on the one GPU; more ranks than GPUs share it, over gloo"
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
-        reason = f"{none}, so ranks are CPU processes"
-    world_size, backend = (gpus, "nccl") if gpus else (2, "gloo")
-    return Machine(accelerators(), unused, cores(), *memory(), backends(), world_size, backend, reason)
+        plan, reason = "2 CPU ranks, gloo", f"{none}, so ranks are CPU processes"
+    return Machine(accelerators(), unused, cores(), *memory(), backends(), plan, reason)
 
 
 def gpu_count() -> int:

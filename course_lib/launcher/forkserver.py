@@ -17,18 +17,16 @@ import types
 from collections.abc import Iterator
 
 from ..compat import fork_server_pid
-from .guard import protect, release
+from .guard import protect
 
 WAKE_SECONDS = 0.05  # how often waiting code looks again
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
-_protected: int | None = None  # pid of the fork server that the guard knows
 
 
 def warm_up() -> None:
     """Start the fork server, which loads torch in the background, unless it runs already."""
-    global _protected
     multiprocessing.set_forkserver_preload([PRELOAD])
     protect([])  # start the guard first: the kernel may be killed at any moment
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # an orphaned server ends: `rank.preload`
@@ -39,11 +37,8 @@ def warm_up() -> None:
             if error.errno is not None:  # None: the socket's path is too long
                 raise
             raise OSError(f"{error}: set TMPDIR to a folder with a shorter path, and start again") from None
-    pid = fork_server_pid()
-    if pid not in (None, _protected):  # a server that still loads does not notice the kernel's end
-        release([_protected] if _protected else [])
-        protect([pid])
-        _protected = pid
+    if pid := fork_server_pid():
+        protect([pid])  # a server that still loads does not notice the kernel's end
 
 
 @contextlib.contextmanager

@@ -70,19 +70,6 @@ def directives(options: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
-    """Return how many GPUs a job requests per node, by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
-    gpus = options.get("gpus_per_node")
-    if gpus is None:
-        gres = options.get("gres") or ""
-        resources = map(str, gres if isinstance(gres, list | tuple) else gres.split(","))
-        gpus = next((each for each in resources if re.match(r"gpu\b", each)), None)
-    if gpus is None:
-        return None
-    last = str(gpus).rpartition(":")[2]
-    return int(last) if last.isdecimal() and int(last) > 0 else 1
-
-
 def job_script(
     script: Path,
     args: Iterable[Any],

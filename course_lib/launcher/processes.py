@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -38,7 +38,7 @@ NO_ROOM = (
 REPORT_SECONDS = 2.0  # how long a program may take to end after one of its ranks has failed
 
 
-class Execution:
+class Execution(Protocol):
     """Whatever runs the ranks, as `watch` sees it: it says whether it still runs, and can be killed."""
 
     def began(self) -> bool:
@@ -47,11 +47,9 @@ class Execution:
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have happened, at most about ``seconds``."""
-        raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
         """Return exit codes by rank, or the program's; None where it is still running."""
-        raise NotImplementedError
 
     def interrupt(self) -> float:
         """Interrupt it as Ctrl-C would, if that ends it; return how many seconds it gets before `kill`."""
@@ -59,7 +57,6 @@ class Execution:
 
     def kill(self) -> None:
         """Kill what is left of it, and everything that it has started."""
-        raise NotImplementedError
 
 
 class Ranks(Execution):
@@ -90,6 +87,9 @@ class Ranks(Execution):
                 if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                self._family.append(psutil.Process(process.pid))
         protect(process.pid for process in self._processes)
 
     def wait(self, seconds: float) -> None:
@@ -100,28 +100,19 @@ class Ranks(Execution):
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def interrupt(self) -> float:
-        living = self._living()
-        self._family = families(living)  # a rank may end before its children
-        for process in living:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
+        ranks, self._family = self._family, families(self._family)  # a rank may end before its children
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGINT)
         return INTERRUPT_SECONDS
 
     def kill(self) -> None:
-        kill_families([*self._family, *self._living()])
+        kill_families(self._family)
         for process in self._processes:
             kill_group(process.pid)
         for process in self._processes:
             process.join(KILL_SECONDS)
         release(process.pid for process in self._processes)
-
-    def _living(self) -> list[psutil.Process]:
-        living = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                if process.exitcode is None:
-                    living.append(psutil.Process(process.pid))
-        return living
 
 
 class ExternalLauncher(Execution):

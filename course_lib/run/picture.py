@@ -22,7 +22,6 @@ MANY_RANKS = 16  # from here on, a mean line and a band for the range instead of
 THROUGHPUT_WINDOW = 1.0  # seconds that each point of the throughput curve looks back
 LIVE_SECONDS = 10.0  # the first length of a live picture's time axis, which then doubles
 LIVE_ROOM = 1.5  # top of the other axes, as a multiple of the highest point, so that they last a while
-LIVE_LOW = 5.0  # axes left by an earlier run are replaced if the curves fill less than 1/LIVE_LOW of them
 LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # no fit: faster
 Curve = tuple[np.ndarray, np.ndarray]
 
@@ -40,7 +39,7 @@ def plot_run(run: Run) -> Picture:
 
 
 class RunFigure:
-    """A figure that is drawn once, then updated as a run goes on, and reused by the next with as many ranks.
+    """A figure of a run that can be updated as the run goes on.
 
     A live picture keeps axes, grid and labels as a background and redraws only curves and titles, which takes
     a fifth of the time; the background is redrawn when the curves have outgrown the axes.
@@ -60,7 +59,7 @@ class RunFigure:
 
     @styled()
     def update(self, run: Run) -> None:
-        """Draw what the ranks of a run have written so far; another run replaces the previous one."""
+        """Draw what the ranks of the run have written so far."""
         ticks = [trace.ticks for trace in run.traces()]
         memory = [(columns["seconds"], columns["memory_bytes"] / 2**20) for columns in ticks]
         reserved = [(columns["seconds"], columns["reserved_bytes"] / 2**20) for columns in ticks]
@@ -144,8 +143,7 @@ class RunFigure:
         if self.live:
             right = LIVE_SECONDS * 2 ** max(0, math.ceil(math.log2(right / LIVE_SECONDS)))
             before = self._limits.get(axes, (0.0, 0.0))
-            fits = top <= before[1] <= LIVE_LOW * top
-            top = before[1] if fits or (before[1] and not known) else LIVE_ROOM * top
+            top = before[1] if top <= before[1] else LIVE_ROOM * top
             if (right, top) == before:
                 return
             self._limits[axes] = right, top

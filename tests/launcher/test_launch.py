@@ -189,7 +189,7 @@ def test_a_display_that_fails_ends_no_run(
     run = launch(time.sleep, 0.5, nprocs=2, device="cpu")
     assert (run.state, Run.open().state, run.results) == ("done", "done", [None, None])
     assert capsys.readouterr().err == (
-        "course_lib: the run goes on without its display (BrokenPipeError: nobody reads)\n"
+        "course_lib: this run cannot be shown in full (BrokenPipeError: nobody reads)\n"
     )
 
 
