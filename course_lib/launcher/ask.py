@@ -39,13 +39,13 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     return report_of(run.snapshot(), exit_codes, failures, silent, timeout)
 
 
-def silent_ranks(run: Run, ranks: Iterable[int] | None = None) -> dict[int, float]:
-    """Return the ranks at work in which no thread seems to run, and for how many seconds.
+def silent_ranks(run: Run, ranks: Iterable[int]) -> dict[int, float]:
+    """Return those of the ranks at work in which no thread seems to run, and for how many seconds.
 
     Their main thread is in C code that does not release Python's interpreter lock, or they are stopped.
     """
     silent, now = dict[int, float](), run.snapshot()
-    for rank in () if run.is_job else range(run.world_size) if ranks is None else ranks:
+    for rank in () if run.is_job else ranks:
         trace = now.trace(rank)
         if trace.facts.get("phase") == AT_WORK and trace.unheard_seconds >= SILENT_SECONDS:
             with contextlib.suppress(OSError):  # it has ended

@@ -99,7 +99,7 @@ class Note(NamedTuple):
 
 def notes(run: Run, live: bool) -> Iterator[Note]:
     """Yield a run's warnings, the most urgent first; unless ``live``, only those that matter at the end."""
-    if live and (text := stalled(run, silent_ranks(run))):
+    if live and (text := stalled(run, silent_ranks(run, range(run.world_size)))):
         yield Note("No progress", RED, f"no progress:\n{text}", text)
     if found := divergence(run):
         yield Note("The ranks have diverged", RED, f"warning: {found}", str(found))

@@ -44,7 +44,6 @@ OWN = {
     "chdir D": "the job runs in the current folder; os.chdir(…) before",
     "array a": "one run is one job; call slurm() for each",
     "wait W": "slurm() waits for the job's end",
-    "wrap parsable test_only input help version usage": "leave it out",
     "clusters M": "set SLURM_CLUSTERS in the environment",
 }
 

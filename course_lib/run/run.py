@@ -1,8 +1,7 @@
 """A run, during and after it: what each rank returned, printed and measured.
 
-Everything is read from the run's folder, which only its owner can enter. The newest 50 of each living kernel
-are kept, and 50 of all others; ``Run.open()`` reopens the last, even in another kernel. It executes no code
-from the folder: metrics and texts are data, results are read as tensors, numbers, strings and containers.
+Everything is read from the run's folder. `Run.open` executes no code from there: metrics and texts are data,
+results are read as tensors, numbers, strings and containers.
 """
 
 from __future__ import annotations
