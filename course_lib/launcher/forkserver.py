@@ -59,11 +59,15 @@ def uninterrupted() -> Iterator[None]:
 def without_main() -> Iterator[None]:
     """Hide the main script from multiprocessing, which would run it again in each rank.
 
-    The function is pickled by value, so the ranks do not need the script. A notebook has none, but IPython's
-    `%reset` deletes the __spec__ that multiprocessing reads.
+    The function is pickled by value, so the ranks do not need the script. A notebook has none.
     """
     with _main_lock:
-        main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+        main = sys.modules["__main__"]
+        # IPython's `%reset` deletes the __spec__ that multiprocessing reads: then __main__ is hidden, too
+        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", main) is None:
+            yield
+            return
+        sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             yield
         finally:
