@@ -28,7 +28,8 @@ def families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     for process in processes:
         family.append(process)
         with contextlib.suppress(psutil.Error):  # it has ended
-            family += process.children(recursive=True)
+            if process.is_running():  # or psutil looks at all processes in vain
+                family += process.children(recursive=True)
     return family
 
 
