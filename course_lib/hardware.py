@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 GIB = 2**30
+BACKENDS = "gloo", "nccl", "mpi", "ucc", "xccl"
 CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux (cgroups of version 2)
 DRIVER = Path("/proc/driver/nvidia/version")  # readable even in a container without the GPUs
 DEVICES = Path("/dev")
@@ -26,49 +27,19 @@ PAGE = "PyTorch's page “Get Started: Start Locally”"
 class Machine:
     """What `machine` found: shown as a card in a notebook, as text in a terminal."""
 
-    accelerators: list[str]  # by torch's name, their own name and memory: "cuda:0 NVIDIA H100, 79.2 GiB"
-    unused: str  # why a GPU of this machine is not used, and what to do; empty if each is used
     cores: int  # that this process may use
-    memory_bytes: int  # main memory, within a container's limit
-    available_bytes: int
-    backends: dict[str, bool]  # of torch.distributed, and whether this build of torch has each
-    world_size: int  # what `launch` uses by default
-    backend: str
-    reason: str  # why these two
-
-    @property
-    def plan(self) -> str:
-        """The default ranks and backend, in a few words: ``"2 CPU ranks, gloo"``."""
-        kind = "GPU" if self.backend == "nccl" else "CPU"
-        return f"{self.world_size} {kind} rank{'s' if self.world_size > 1 else ''}, {self.backend}"
-
-    def rows(self) -> dict[str, str]:
-        """Return the text of the card's rows, by title."""
-        import torch
-
-        has = [name for name, is_built in self.backends.items() if is_built]
-        lacks = [name for name, is_built in self.backends.items() if not is_built]
-        return {
-            "Accelerators": "\n".join(self.accelerators) or "none that torch can use",
-            **({"Not used": self.unused} if self.unused else {}),
-            "CPU": f"{self.cores} core{'s' if self.cores > 1 else ''} for this process",
-            "Memory": f"{self.memory_bytes / GIB:.1f} GiB, {self.available_bytes / GIB:.1f} GiB of it free",
-            "Backends": f"{', '.join(has) or 'none'} (not in this torch: {', '.join(lacks) or 'none'})",
-            "Software": f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}",
-            "The course will use": f"{self.plan}: {self.reason}",
-        }
+    rows: dict[str, str]  # the card's text, by title
 
     def __repr__(self) -> str:
-        rows = self.rows()
-        width = max(map(len, rows)) + 2
-        lines = (f"{title + ':':{width}}{text}" for title, text in rows.items())
+        width = max(map(len, self.rows)) + 2
+        lines = (f"{title + ':':{width}}{text}" for title, text in self.rows.items())
         return "\n".join(line.replace("\n", "\n" + " " * width) for line in lines)
 
     def _repr_html_(self) -> str:
         cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top; white-space:pre-line"
         body = "".join(
             f'<tr><th scope="row" style="{cell}">{title}</th><td style="{cell}">{html.escape(text)}</td></tr>'
-            for title, text in self.rows().items()
+            for title, text in self.rows.items()
         )
         return (
             '<div style="display:inline-block; border:1px solid #8888; border-left:4px solid #0072b2; '
@@ -79,18 +50,31 @@ class Machine:
 
 def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
-    present, unused, gpus = accelerators(), unused_gpus(), gpu_count()
+    import torch
+    import torch.distributed as dist
+
+    unused, gpus, usable = unused_gpus(), gpu_count(), cores()
     if gpus > 1:
-        reason = f"one rank for each of the {gpus} GPUs"
+        plan, reason = f"{gpus} GPU ranks, nccl", f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
-        reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
-    elif present:
-        reason = "gloo carries no MPS tensors, the Apple GPU's, so ranks are CPU processes"
+        plan, reason = "1 GPU rank, nccl", "one rank on the one GPU; more ranks than GPUs share it, over gloo"
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
-        reason = f"{none}, so ranks are CPU processes"
-    world_size, backend = (gpus, "nccl") if gpus else (2, "gloo")
-    return Machine(present, unused, cores(), *memory(), backends(), world_size, backend, reason)
+        plan, reason = "2 CPU ranks, gloo", f"{none}, so ranks are CPU processes"
+    total, available = memory()  # bytes
+    is_built = {name: getattr(dist, f"is_{name}_available", bool)() for name in BACKENDS}
+    has = [name for name in BACKENDS if is_built[name]]
+    lacks = [name for name in BACKENDS if not is_built[name]]
+    rows = {
+        "Accelerators": "\n".join(accelerators()) or "none that torch can use",
+        **({"Not used": unused} if unused else {}),
+        "CPU": f"{usable} core{'s' if usable > 1 else ''} for this process",
+        "Memory": f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB of it free",
+        "Backends": f"{', '.join(has) or 'none'} (not in this torch: {', '.join(lacks) or 'none'})",
+        "Software": f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}",
+        "The course will use": f"{plan}: {reason}",
+    }
+    return Machine(usable, rows)
 
 
 def gpu_count() -> int:
@@ -104,12 +88,11 @@ def gpu_count() -> int:
 
 
 def accelerators() -> list[str]:
-    """Name the GPUs that torch can use here: NVIDIA's, AMD's (ROCm, too, calls them cuda) or Apple's."""
+    """Name the GPUs that torch can use here: NVIDIA's or AMD's (ROCm, too, calls them cuda)."""
     import torch
 
-    if gpus := [torch.cuda.get_device_properties(index) for index in range(gpu_count())]:
-        return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
-    return ["mps:0 Apple GPU (shares main memory)"] if torch.backends.mps.is_available() else []
+    gpus = [torch.cuda.get_device_properties(index) for index in range(gpu_count())]
+    return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
 
 
 def unused_gpus() -> str:
@@ -145,7 +128,7 @@ def unused_gpus() -> str:
 
 
 def _present() -> int:
-    """Count the NVIDIA GPUs that the PCI bus knows of; 0 except on Linux."""
+    """Count the NVIDIA GPUs that the PCI bus knows of."""
     nvidia = [path for path in PCI.glob("*/vendor") if path.read_text() == "0x10de\n"]
     return sum(path.with_name("class").read_text().startswith("0x03") for path in nvidia)  # display, 3D
 
@@ -163,7 +146,7 @@ def _in_container() -> bool:
 
 def cores() -> int:
     """Count the CPU cores that this process may use, by its affinity and a container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
         quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
         return max(1, min(count, math.ceil(quota / period)))
@@ -180,14 +163,6 @@ def memory() -> tuple[int, int]:
             left = limit - used + (int(cached[1]) if cached else 0)  # Linux can drop cached files
             return limit, max(0, min(now.available, left))
     return now.total, now.available
-
-
-def backends() -> dict[str, bool]:
-    """Return the backends of torch.distributed, and whether this build of torch has each."""
-    import torch.distributed as dist
-
-    names = ["gloo", "nccl", "mpi", "ucc", "xccl"]
-    return {name: bool(getattr(dist, f"is_{name}_available", bool)()) for name in names}
 
 
 def oom_kills() -> int:

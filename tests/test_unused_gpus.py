@@ -104,9 +104,7 @@ def test_it_is_said_with_the_one_thing_to_do(
     imitate(monkeypatch, tmp_path, **imitated)
     told = hardware.unused_gpus()
     assert expected in told if expected else told == ""
-    card = machine()
-    assert card.unused == told
-    assert card.rows().get("Not used", "") == told
+    assert machine().rows.get("Not used", "") == told
 
 
 def test_gpus_behind_an_old_driver_are_none_for_ranks(
@@ -115,5 +113,5 @@ def test_gpus_behind_an_old_driver_are_none_for_ranks(
     """torch.cuda.device_count() asks NVML, and counts them."""
     imitate(monkeypatch, tmp_path, driver="550.54.15")
     assert torch.cuda.device_count() == 2
-    assert machine().plan == "2 CPU ranks, gloo"
-    assert machine().reason == "torch can use no GPU, so ranks are CPU processes"
+    plan = "2 CPU ranks, gloo: torch can use no GPU, so ranks are CPU processes"
+    assert machine().rows["The course will use"] == plan

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 from ..record.layout import ASKED, AT_WORK, ENDING
 from ..report.facts import ExitCodes, Failures, Report
 from ..report.failed import first_failure
@@ -26,7 +24,6 @@ LATE_SECONDS = 2.0  # a rank that has written something this recently is late, n
 STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
 SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless no thread of the rank can run
-BUSY_PERCENT = 90.0  # of the machine's CPU time; below it, a thread that could run does run
 
 
 def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: float | None = None) -> Report:
@@ -42,13 +39,13 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     return report_of(run.snapshot(), exit_codes, failures, silent, timeout)
 
 
-def silent_ranks(run: Run, ranks: Iterable[int] | None = None) -> dict[int, float]:
-    """Return the ranks at work in which no thread seems to run, and for how many seconds.
+def silent_ranks(run: Run, ranks: Iterable[int]) -> dict[int, float]:
+    """Return those of the ranks at work in which no thread seems to run, and for how many seconds.
 
     Their main thread is in C code that does not release Python's interpreter lock, or they are stopped.
     """
     silent, now = dict[int, float](), run.snapshot()
-    for rank in () if run.is_job else range(run.world_size) if ranks is None else ranks:
+    for rank in () if run.is_job else ranks:
         trace = now.trace(rank)
         if trace.facts.get("phase") == AT_WORK and trace.unheard_seconds >= SILENT_SECONDS:
             with contextlib.suppress(OSError):  # it has ended
@@ -98,16 +95,10 @@ def _is_about_to_report(now: Run, rank: int) -> bool:
 
 
 def _waits_for_no_cpu(pid: int) -> bool:
-    """Return whether no thread of a process waits for a CPU: the machine is not just busy.
-
-    Only Linux shows what threads do; elsewhere some of the machine's cores must be idle.
-    """
+    """Return whether no thread of a process waits for a CPU: the machine is not just busy."""
     for _ in range(10):
-        try:
-            # of each thread but the main one, which may compute; R: it runs or could, D: it waits for a disk
-            stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
-        except OSError:
-            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < BUSY_PERCENT
+        # of each thread but the main one, which may compute; R: it runs or could, D: it waits for a disk
+        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
         states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
         if states and not states & set("RDZX"):
             return True

@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..compat import let_clicks_in
 from ..figures.tables import text_table
 from ..hardware import cores
-from ..notebook import in_kernel
+from ..notebook import in_kernel, shell
 from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text
@@ -33,9 +33,6 @@ from ..report.wait_cause import apart
 from ..report.waiting import stalled
 from ..run.run import Run
 from .ask import silent_ranks
-
-if TYPE_CHECKING:
-    from ..run.picture import RunFigure
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SHOW_AFTER = 0.5  # seconds; a run that ends sooner gets no widget
@@ -63,6 +60,18 @@ class View:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.stop = threading.Event()
+        self.works = True
+
+    def safely(self, show: Callable[..., None], *args: Any) -> None:
+        """Call a method of the view; its error neither ends the run nor hides how it ended."""
+        try:
+            show(*args)
+        except Exception as error:
+            if self.works:
+                why = f"{type(error).__name__}: {error}"
+                with contextlib.suppress(Exception):  # stderr may be closed
+                    print(f"course_lib: this run cannot be shown in full ({why})", file=sys.stderr)
+            self.works = False
 
     def update(self) -> None:
         """Refresh the view; called about 20 times a second while the ranks run (for a Slurm job, 5)."""
@@ -72,34 +81,6 @@ class View:
 
     def finish(self) -> None:
         """Show how it ended; called once, when all ranks are gone and the run's end is recorded."""
-
-
-class SafeView(View):
-    """A wrapper that keeps a view's errors from ending a training run or hiding how it ended."""
-
-    def __init__(self, view: View) -> None:
-        self.run, self.stop = view.run, view.stop
-        self._view, self._works = view, True
-
-    def update(self) -> None:
-        if self._works:
-            self._try(self._view.update)
-
-    def tell(self, remark: str) -> None:
-        self._try(lambda: self._view.tell(remark))
-
-    def finish(self) -> None:
-        """Try even after a failed `update`: the final output may need less than the live one."""
-        self._try(self._view.finish, "the run is over, but its display cannot be shown in full")
-
-    def _try(self, show: Callable[[], None], trouble: str = "the run goes on without its display") -> None:
-        try:
-            show()
-        except Exception as error:
-            if self._works:
-                with contextlib.suppress(Exception):  # stderr may be closed
-                    print(f"course_lib: {trouble} ({type(error).__name__}: {error})", file=sys.stderr)
-            self._works = False
 
 
 class Note(NamedTuple):
@@ -118,7 +99,7 @@ class Note(NamedTuple):
 
 def notes(run: Run, live: bool) -> Iterator[Note]:
     """Yield a run's warnings, the most urgent first; unless ``live``, only those that matter at the end."""
-    if live and (text := stalled(run, silent_ranks(run))):
+    if live and (text := stalled(run, silent_ranks(run, range(run.world_size)))):
         yield Note("No progress", RED, f"no progress:\n{text}", text)
     if found := divergence(run):
         yield Note("The ranks have diverged", RED, f"warning: {found}", str(found))
@@ -226,7 +207,9 @@ class NotebookView(View):
         import ipywidgets
         from IPython.display import display
 
-        self._figure = _live_figure(self.run.world_size)
+        from ..run.picture import RunFigure
+
+        self._figure = RunFigure(live=True)
         self._title, self._warning, self._bars = (ipywidgets.HTML() for _ in range(3))
         self._warning.add_class("course-warning")
         self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
@@ -241,10 +224,9 @@ class NotebookView(View):
     def _stop_button(self) -> Any:
         """Return a Stop button, or a hint where a click would arrive only after the cell has ended."""
         import ipywidgets
-        from IPython import get_ipython
 
-        about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
-        if "kernel subshells" not in about.get("supported_features", ()):  # in ipykernel 7, not in 6
+        features = shell().kernel.kernel_info.get("supported_features", ())
+        if "kernel subshells" not in features:  # in ipykernel 7, not in 6
             return ipywidgets.HTML("to stop: interrupt the cell (■)")
         button = ipywidgets.Button(
             description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
@@ -273,7 +255,6 @@ class NotebookView(View):
 
         if self._box is not None:
             self._box.close()
-            _drawn[self.run.world_size] = self._figure
         if self.run.tracked:
             picture, metadata = self.run.plot()._repr_mimebundle_()
             show = display if self._box is None else self._handle.update
@@ -286,18 +267,6 @@ class NotebookView(View):
             display(table, raw=True)
         elif self._box is not None:
             self._handle.update({}, raw=True)
-
-
-_drawn: dict[int, RunFigure] = {}  # the last run's live figure, by its number of ranks
-
-
-def _live_figure(world_size: int) -> RunFigure:
-    """Reuse the last run's figure if it fits: drawing its axes takes longer than all else in a short run."""
-    from ..run.picture import RunFigure
-
-    spare = _drawn.pop(world_size, None) if world_size < MANY_RANKS else None
-    _drawn.clear()
-    return spare or RunFigure(live=True)
 
 
 def rehearse() -> None:
@@ -340,7 +309,7 @@ def bars_html(run: Run) -> str:
 
 def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
     """Return a rank's progress bar as HTML, and in words."""
-    ticks = run.ticks(rank)
+    ticks = run.trace(rank).ticks
     if not ticks["passes"].any():
         begun = "at work" if len(ticks["passes"]) else "starting"
         size, progress = 'value="0"', "queued" if run.waits() else begun

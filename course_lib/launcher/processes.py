@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -23,11 +23,9 @@ from ..rank import entry_function
 from ..record.layout import PROGRAM, RankFiles
 from ..report.evidence import failure_of
 from ..run.run import Run
-from . import forkserver
 from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
 
-LOAD_SECONDS = 120.0  # after which a timeout begins to count even if spawned ranks still load PyTorch
 INTERRUPT_SECONDS = 2.0  # for what a rank does on an interrupt, such as to save a checkpoint
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 MOST_SHARED = 100  # a fork server passes on 254 files at most, and a queue has two
@@ -40,7 +38,7 @@ NO_ROOM = (
 REPORT_SECONDS = 2.0  # how long a program may take to end after one of its ranks has failed
 
 
-class Execution:
+class Execution(Protocol):
     """Whatever runs the ranks, as `watch` sees it: it says whether it still runs, and can be killed."""
 
     def began(self) -> bool:
@@ -49,11 +47,9 @@ class Execution:
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have happened, at most about ``seconds``."""
-        raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
         """Return exit codes by rank, or the program's; None where it is still running."""
-        raise NotImplementedError
 
     def interrupt(self) -> float:
         """Interrupt it as Ctrl-C would, if that ends it; return how many seconds it gets before `kill`."""
@@ -61,7 +57,6 @@ class Execution:
 
     def kill(self) -> None:
         """Kill what is left of it, and everything that it has started."""
-        raise NotImplementedError
 
 
 class Ranks(Execution):
@@ -72,8 +67,6 @@ class Ranks(Execution):
 
         self._processes: list[Any] = []
         self._family: list[psutil.Process] = []
-        self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
-        self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
         if stop.is_set():
             return
@@ -85,7 +78,7 @@ class Ranks(Execution):
                     (assignment,),
                     nprocs=world_size,
                     join=False,
-                    start_method=forkserver.METHOD if len(assignment.shared) < MOST_SHARED else "spawn",
+                    start_method="forkserver" if len(assignment.shared) < MOST_SHARED else "spawn",
                 ).processes
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
@@ -94,12 +87,10 @@ class Ranks(Execution):
                 if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                self._family.append(psutil.Process(process.pid))
         protect(process.pid for process in self._processes)
-
-    def began(self) -> bool:
-        """Return whether all ranks run; a spawned rank runs once it has loaded PyTorch."""
-        forked = forkserver.METHOD == "forkserver"
-        return forked or time.monotonic() > self._until or all(path.exists() for path in self._facts)
 
     def wait(self, seconds: float) -> None:
         living = [process.sentinel for process in self._processes if process.exitcode is None]
@@ -109,28 +100,19 @@ class Ranks(Execution):
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def interrupt(self) -> float:
-        living = self._living()
-        self._family = families(living)  # a rank may end before its children
-        for process in living:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
+        ranks, self._family = self._family, families(self._family)  # a rank may end before its children
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGINT)
         return INTERRUPT_SECONDS
 
     def kill(self) -> None:
-        kill_families([*self._family, *self._living()])
+        kill_families(self._family)
         for process in self._processes:
             kill_group(process.pid)
         for process in self._processes:
             process.join(KILL_SECONDS)
         release(process.pid for process in self._processes)
-
-    def _living(self) -> list[psutil.Process]:
-        living = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                if process.exitcode is None:
-                    living.append(psutil.Process(process.pid))
-        return living
 
 
 class ExternalLauncher(Execution):

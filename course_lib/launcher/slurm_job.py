@@ -119,12 +119,10 @@ class SlurmJob(ExternalLauncher):
                 while not self._status.over and time.monotonic() < until:
                     self._ask_now.set()
                     self._asks.join(ASK_AT_LEAST)
-                state = self._status.state
-                trouble = "" if self._status.over else f"it is {state} {CANCEL_SECONDS:g} s later"
+                if not self._status.over:
+                    raise cluster.SlurmError(f"it is {self._status.state} {CANCEL_SECONDS:g} s later")
             except cluster.SlurmError as error:
-                trouble = str(error)
-            if trouble:
-                print(f"course_lib: job {self._number} was to be cancelled, but {trouble}", file=sys.stderr)
+                print(f"course_lib: job {self._number} was to be cancelled, but {error}", file=sys.stderr)
         self._enough.set()
         self._ask_now.set()
         with contextlib.suppress(OSError):

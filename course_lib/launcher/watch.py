@@ -21,7 +21,7 @@ from ..report.cause_words import ranks_text
 from ..report.facts import Failure, Report
 from ..run.run import Run
 from .ask import report_on
-from .dashboard import SafeView, View
+from .dashboard import View
 from .forkserver import WAKE_SECONDS
 from .processes import Execution
 from .retention import clear_now_and_then
@@ -33,13 +33,12 @@ CONSEQUENCE_SECONDS = 0.5  # how long after its consequence a cause may be recor
 def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> Run:
     """Start the processes, follow them to their end, record how it went, and raise what went wrong."""
     error: BaseException | None = None
-    view = SafeView(view)
     with _interrupts_held(view.stop):
         try:
             ranks = start(view.stop)
         except Exception as reason:
             run.record.end("failed", f"the ranks could not be started: {reason}")
-            view.finish()
+            view.safely(view.finish)
             raise
         try:
             error = _follow(run, ranks, timeout, view)
@@ -55,8 +54,8 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         if error is None:
             error = _load_results(run)
         if error is None and (doubts := waiting.doubts(run.snapshot())):
-            view.tell(doubts)
-        view.finish()
+            view.safely(view.tell, doubts)
+        view.safely(view.finish)  # even after a failed update: it may need less
         clear_now_and_then()
     if error is not None:
         raise error from None
@@ -65,9 +64,9 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
 
 def _load_results(run: Run) -> failed.RankError | None:
     """Read the results while interrupts are held off; return the error if some cannot be read."""
-    if not run.unpickles or not (unread := run.unread_results()):
+    if not run.unpickles or not (errors := run.results_and_errors[1]):
         return None
-    (rank, error), *more = unread.items()
+    (rank, error), *more = errors.items()
     others = f" (nor can those of {ranks_text(each for each, _ in more)})" if more else ""
     text = f"is done, but its result cannot be read here{others}: a {run.facts(rank).get('result')} "
     text += f"({type(error).__name__}: {error}); {RETURN}"
@@ -98,13 +97,14 @@ def _follow(run: Run, ranks: Execution, timeout: float | None, view: View) -> Ba
             all_returned_at = min(all_returned_at, now)
             if now > all_returned_at + LINGER_SECONDS:
                 left = [rank for rank, code in codes.items() if code is None]
-                view.tell(waiting.what_lingers(run, left, LINGER_SECONDS))
+                view.safely(view.tell, waiting.what_lingers(run, left, LINGER_SECONDS))
                 return None
             if now > deadline:
                 return None  # on a busy machine, the processes may take long to end
         elif now > deadline:
             return failed.RankTimeout(run, report_on(run, ranks.exit_codes(), {}, timeout))
-        view.update()
+        if view.works:
+            view.safely(view.update)
 
 
 def _interrupt(run: Run, ranks: Execution) -> tuple[float, list[int]]:

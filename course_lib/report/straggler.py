@@ -116,7 +116,7 @@ def _others_wait(run: Run, rank: int) -> float:
     """
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
-        ticks = run.ticks(other)
+        ticks = run.trace(other).ticks
         seconds, worked = (ticks[name][ticks["passes"] > 0] for name in ("seconds", "cpu_seconds"))
         on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
         if len(seconds) > 1 and not on_gpu and not np.isnan(worked).any():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from ..figures.style import COLORS, RANK_COLORS, Picture, new_figure, rank_ink, styled
 from ..record.trace import peak_bytes
@@ -24,7 +22,6 @@ MANY_RANKS = 16  # from here on, a mean line and a band for the range instead of
 THROUGHPUT_WINDOW = 1.0  # seconds that each point of the throughput curve looks back
 LIVE_SECONDS = 10.0  # the first length of a live picture's time axis, which then doubles
 LIVE_ROOM = 1.5  # top of the other axes, as a multiple of the highest point, so that they last a while
-LIVE_LOW = 5.0  # axes left by an earlier run are replaced if the curves fill less than 1/LIVE_LOW of them
 LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # no fit: faster
 Curve = tuple[np.ndarray, np.ndarray]
 
@@ -42,7 +39,7 @@ def plot_run(run: Run) -> Picture:
 
 
 class RunFigure:
-    """A figure that is drawn once, then updated as a run goes on, and reused by the next with as many ranks.
+    """A figure of a run that can be updated as the run goes on.
 
     A live picture keeps axes, grid and labels as a background and redraws only curves and titles, which takes
     a fifth of the time; the background is redrawn when the curves have outgrown the axes.
@@ -51,8 +48,7 @@ class RunFigure:
     def __init__(self, live: bool = False) -> None:
         self.live = live
         self.figure, (self.memory, self.rate) = new_figure(2, margins=LIVE_MARGINS if live else None)
-        self._folder: Path | None = None
-        self._moving: dict[Any, Artist] = {}
+        self._moving: dict[Any, Any] = {}
         self._limits: dict[Axes, tuple[float, float]] = {}
         self._background: Any = None
         with styled():
@@ -63,21 +59,14 @@ class RunFigure:
 
     @styled()
     def update(self, run: Run) -> None:
-        """Draw what the ranks of a run have written so far; another run replaces the previous one."""
-        if run.folder != self._folder:
-            self._folder = run.folder
-            for artist in self._moving.values():
-                if isinstance(artist, Line2D):
-                    artist.set_data([], [])
+        """Draw what the ranks of the run have written so far."""
         ticks = [trace.ticks for trace in run.traces()]
         memory = [(columns["seconds"], columns["memory_bytes"] / 2**20) for columns in ticks]
         reserved = [(columns["seconds"], columns["reserved_bytes"] / 2**20) for columns in ticks]
-        on_gpus = any(np.isfinite(values).any() for _, values in reserved)
         rates = list(map(throughput, ticks))
         if len(ticks) < MANY_RANKS:
             self._lines(self.memory, memory)
-            if on_gpus:  # dashed: with torch's cache on top
-                self._lines(self.memory, reserved, "--")
+            self._lines(self.memory, reserved, "--")  # with torch's cache; not there on the CPU
             self._lines(self.rate, rates)
         else:
             self._band(self.memory, memory)
@@ -85,13 +74,16 @@ class RunFigure:
         peaks = [peak_bytes(columns) / 2**20 for columns in ticks] or [0.0]
         top = int(np.argmax(peaks))
         on = f", on rank {top}" if len(ticks) > 1 else ""
-        self._title(self.memory, f"Memory: at most {peaks[top]:,.0f} MiB{on}")
+        at_most = f"Memory: at most {peaks[top]:,.0f} MiB{on}"
+        self._add((self.memory, "title"), self.memory.set_title(at_most))
         total = run.samples_per_second()
         together = f", {len(ticks)} ranks together" if len(ticks) > 1 else ""
         nothing = "Throughput: no track() yet" if run.state == "running" else "Throughput: no track()"
-        self._title(self.rate, f"{total:,.0f} samples/s{together}" if total else nothing)
-        self._fit(self.memory, memory + (reserved if on_gpus else []))
-        self._fit(self.rate, rates)
+        rate = f"{total:,.0f} samples/s{together}" if total else nothing
+        self._add((self.rate, "title"), self.rate.set_title(rate))
+        room = 1.15 if len(ticks) >= MANY_RANKS else 1.05
+        self._fit(self.memory, [*memory, *reserved], room)
+        self._fit(self.rate, rates, room)
         if 1 < len(ticks) < MANY_RANKS and not self.figure.legends:
             handles = [self._moving[self.memory, rank, "-"] for rank in range(len(ticks))]
             below = "lower center" if self.live else "outside lower center"
@@ -113,15 +105,9 @@ class RunFigure:
         Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
 
-    def _add(self, key: Any, artist: Artist) -> Any:
+    def _add(self, key: Any, artist: Artist) -> None:
         artist.set_animated(self.live)  # left out of the background
         self._moving[key] = artist
-        return artist
-
-    def _title(self, axes: Axes, text: str) -> None:
-        if (axes, "title") not in self._moving:
-            self._add((axes, "title"), axes.set_title(text))
-        self._moving[axes, "title"].set_text(text)
 
     def _lines(self, axes: Axes, curves: Sequence[Curve], style: str = "-") -> None:
         for rank, (x, y) in enumerate(curves):
@@ -149,16 +135,15 @@ class RunFigure:
         self._add((axes, "band"), band)
         self._moving[axes, "mean"].set_data(grid, values.mean(0))
 
-    def _fit(self, axes: Axes, curves: Sequence[Curve]) -> None:
+    def _fit(self, axes: Axes, curves: Sequence[Curve], room: float) -> None:
         right = max((x[-1] for x, _ in curves if len(x)), default=0.1)
         known = [float(np.nanmax(y)) for _, y in curves if np.isfinite(y).any()]
-        top = max(known, default=1.0) * (1.15 if len(curves) >= MANY_RANKS else 1.05)
+        top = max(known, default=1.0) * room
         right, top = max(right, 0.1), max(top, 1e-9)
         if self.live:
             right = LIVE_SECONDS * 2 ** max(0, math.ceil(math.log2(right / LIVE_SECONDS)))
             before = self._limits.get(axes, (0.0, 0.0))
-            fits = top <= before[1] <= LIVE_LOW * top
-            top = before[1] if fits or (before[1] and not known) else LIVE_ROOM * top
+            top = before[1] if top <= before[1] else LIVE_ROOM * top
             if (right, top) == before:
                 return
             self._limits[axes] = right, top

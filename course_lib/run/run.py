@@ -1,8 +1,7 @@
 """A run, during and after it: what each rank returned, printed and measured.
 
-Everything is read from the run's folder, which only its owner can enter. The newest 50 of each living kernel
-are kept, and 50 of all others; ``Run.open()`` reopens the last, even in another kernel. It executes no code
-from the folder: metrics and texts are data, results are read as tensors, numbers, strings and containers.
+Everything is read from the run's folder. `Run.open` executes no code from there: metrics and texts are data,
+results are read as tensors, numbers, strings and containers.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import math
 import os
 import shutil
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +60,6 @@ class Run:
     def __init__(self, record: RunRecord, *, unpickles: bool = False) -> None:
         self.record = record
         self.unpickles = unpickles  # load results of any type, which may run code
-        self._results: list[Any] | None = None
         self._traces: dict[int | str, Trace] | None = None  # of a snapshot
 
     @classmethod
@@ -134,24 +133,20 @@ class Run:
             The run was opened from its folder, and a result holds more than tensors, arrays, numbers, strings
             and containers of them: other types are loaded only from ranks that this process started.
         """
-        if self._results is None and self.unpickles and self.record.is_over:
-            self.unread_results()
-        if self._results is None:
-            results = [self._load_result(rank) for rank in range(self.world_size)]
-            if not self.record.is_over:
-                return results
-            self._results = results
-        return self._results
+        if self.unpickles and self.record.is_over:
+            return self.results_and_errors[0]
+        return [self._load_result(rank) for rank in range(self.world_size)]
 
-    def unread_results(self) -> dict[int, Exception]:
-        """Read what each rank returned; return, by rank, why a result cannot be read."""
-        self._results, unread = [None] * self.world_size, {}
+    @cached_property
+    def results_and_errors(self) -> tuple[list[Any], dict[int, Exception]]:
+        """What each rank of a run that is over returned and, by rank, why a result cannot be read."""
+        results, errors = [None] * self.world_size, {}
         for rank in range(self.world_size):
             try:
-                self._results[rank] = self._load_result(rank)
+                results[rank] = self._load_result(rank)
             except Exception as error:
-                unread[rank] = error
-        return unread
+                errors[rank] = error
+        return results, errors
 
     def _load_result(self, rank: int) -> Any:
         import torch
@@ -202,7 +197,7 @@ class Run:
         if self._traces is not None:
             return self
         now = Run(self.record, unpickles=self.unpickles)
-        now._results, now._traces = self._results, {}
+        now._traces = {}
         return now
 
     def trace(self, rank: int | str) -> Trace:
@@ -220,10 +215,6 @@ class Run:
     def facts(self, rank: int | str) -> dict[str, Any]:
         """Return what a rank has reported: its pid and, after `place`, device and backend."""
         return self.trace(rank).facts
-
-    def ticks(self, rank: int) -> dict[str, np.ndarray]:
-        """Return every column of `layout.TICK` for one rank, with one entry per tick so far."""
-        return self.trace(rank).ticks
 
     def node_of(self, rank: int | str) -> str:
         """Return Slurm's name for a rank's node; empty without a job, or if the rank has not recorded it."""
@@ -248,13 +239,9 @@ class Run:
         """Return the samples per second spent in `track` loops, of one rank or of all together."""
         if rank is None:
             return float(sum(map(self.snapshot().samples_per_second, range(self.world_size))))
-        ticks = self.ticks(rank)
+        ticks = self.trace(rank).ticks
         seconds = ticks["tracked_seconds"][-1:]
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
-
-    def peak_memory_bytes(self, rank: int) -> float:
-        """Return the most bytes that a rank held: on a GPU as torch counts, else by ten readings a second."""
-        return peak_bytes(self.ticks(rank))
 
     @property
     def tracked(self) -> bool:
@@ -277,7 +264,7 @@ class Run:
             row["device"] = str(trace.facts.get("device", "–"))
             row["samples"] = f"{trace.ticks['samples'].max(initial=0):,.0f}"
             row["samples/s"] = f"{now.samples_per_second(rank):,.0f}"
-            row["peak memory"] = f"{now.peak_memory_bytes(rank) / 2**20:,.0f} MiB"
+            row["peak memory"] = f"{peak_bytes(trace.ticks) / 2**20:,.0f} MiB"
             logged = [f"{name} {value:.4g}" for name, value in trace.latest().items()]
             rows.append(row | {"last logged": ", ".join(logged) or "–"})
         return rows

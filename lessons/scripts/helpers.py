@@ -45,7 +45,7 @@ class Killer(threading.Thread):
         time.sleep(self.wait)
         run = Run.open()
         os.kill(run.facts(self.rank)["pid"], signal.SIGKILL)
-        self.at = run.ticks(self.rank)["seconds"][-1]
+        self.at = run.trace(self.rank).ticks["seconds"][-1]
 
 
 class Record:

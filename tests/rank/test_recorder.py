@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from course_lib import log, place, track
 from course_lib.rank import recorder
 from course_lib.record.layout import TICK, RankFiles
+from course_lib.record.trace import peak_bytes
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
@@ -165,5 +166,5 @@ def test_a_rank_shows_the_memory_that_is_its_own() -> None:
     start, full, empty = held[0]
     assert full - start == pytest.approx(200 * MIB, rel=0.1)
     assert empty - start < 40 * MIB
-    assert run.peak_memory_bytes(0) - start == pytest.approx(200 * MIB, rel=0.1)
+    assert peak_bytes(run.trace(0).ticks) - start == pytest.approx(200 * MIB, rel=0.1)
     assert held[1][1] - held[1][0] < 30 * MIB

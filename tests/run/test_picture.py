@@ -45,9 +45,10 @@ def test_the_live_picture_moves_and_grows(ranks: int) -> None:
     live = RunFigure(live=True)
     run = made_run(ranks, seconds=1)
     live.update(run)
-    first = live.live_png()
+    first, background = live.live_png(), live._background
     live.update(run)
     assert live.live_png() == first
+    assert live._background is background, "which costs most"
     live.update(made_run(ranks, seconds=20))
     second = live.live_png()
     assert second != first
@@ -55,35 +56,13 @@ def test_the_live_picture_moves_and_grows(ranks: int) -> None:
     assert Image.open(io.BytesIO(second)).size == Image.open(io.BytesIO(first)).size
 
 
-def assert_same(one: RunFigure, other: RunFigure) -> None:
-    for mine, theirs in zip(one.figure.axes, other.figure.axes, strict=True):
-        assert mine.get_title(loc="left") == theirs.get_title(loc="left")
-        assert len(mine.lines) == 2
-        for line, other_line in zip(mine.lines, theirs.lines, strict=True):
-            assert np.array_equal(line.get_xydata(), other_line.get_xydata(), equal_nan=True)
-
-
 def test_the_live_picture_shows_what_the_final_one_shows() -> None:
     run = made_run(2)
     live, final = RunFigure(live=True), RunFigure()
     live.update(run)
     final.update(run)
-    assert_same(live, final)
-
-
-@pytest.mark.parametrize("rate", [100, 500, 4000])
-def test_a_live_picture_taken_over_from_another_run_is_like_a_new_one(rate: int) -> None:
-    used, new = RunFigure(live=True), RunFigure(live=True)
-    used.update(made_run(2, seconds=30))
-    used.live_png()
-    run = made_run(2, rate=rate)
-    for live in (used, new):
-        live.update(Run.create("not begun", 2))
-        live.update(run)
-    for mine, theirs in zip(used.figure.axes, new.figure.axes, strict=True):
-        assert mine.get_xlim() == theirs.get_xlim()
-        assert theirs.get_ylim()[1] / 5 < mine.get_ylim()[1] < theirs.get_ylim()[1] * 5
-    assert_same(used, new)
-    background = used._background
-    used.update(run)
-    assert used._background is background  # which costs most
+    for mine, theirs in zip(live.figure.axes, final.figure.axes, strict=True):
+        assert mine.get_title(loc="left") == theirs.get_title(loc="left")
+        assert len(mine.lines) >= 2
+        for line, other_line in zip(mine.lines, theirs.lines, strict=True):
+            assert np.array_equal(line.get_xydata(), other_line.get_xydata(), equal_nan=True)

@@ -17,7 +17,7 @@ import torch
 
 from course_lib import RankError, Run, log, track
 from course_lib.record.layout import TICK, RankFiles
-from course_lib.record.trace import shortened
+from course_lib.record.trace import peak_bytes, shortened
 from tests.support.cells import cell, quiet_launch
 from tests.support.runs import made_run
 
@@ -220,7 +220,7 @@ def look_at_all(run: Run) -> None:
     assert len(run.table()) == 2
     assert run._repr_html_().startswith("<p>")
     assert not run.samples_per_second() < 0
-    assert not run.peak_memory_bytes(0) < 0
+    assert not peak_bytes(run.trace(0).ticks) < 0
     assert run.trace(0).latest().keys() <= {"loss", "accuracy"}
     assert isinstance(run.tracked, bool)
     assert run.trace(0).last_lines(3) is not None
@@ -261,8 +261,8 @@ def test_main_memory_does_not_count_for_a_rank_that_took_a_gpu() -> None:
     later[:, TICK.index("peak_bytes")] = 16 * 2**20  # between two readings it held more
     rows.tofile(path)
 
-    assert run.peak_memory_bytes(1) == 16 * 2**20
-    assert run.peak_memory_bytes(0) == 100 * 2**20, "a rank on the CPU"
+    assert peak_bytes(run.trace(1).ticks) == 16 * 2**20
+    assert peak_bytes(run.trace(0).ticks) == 100 * 2**20, "a rank on the CPU"
     np.testing.assert_array_equal(run.metrics[1]["memory_bytes"], [0] * 20 + [14 * 2**20] * len(later))
 
 

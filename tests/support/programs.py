@@ -301,7 +301,7 @@ def all_at(*lines: int | None) -> bool:
 
 def is_at(run: Run, rank: int, line: int | None) -> bool:
     if (run.folder / f"holds-{rank}").exists():  # it can report nothing more
-        return rank in silent_ranks(run)
+        return rank in silent_ranks(run, [rank])
     if line is None:
         return run.trace(rank).has_returned
     stack = run.trace(rank).standstill.get("stack", [])

@@ -10,15 +10,15 @@ from course_lib import Run
 from course_lib.record.layout import TICK, RankFiles
 
 
-def made_run(world_size: int, seconds: float = 5.0, rate: float = 1000.0, name: str = "train") -> Run:
-    """Make a run: each rank trains at ``rate`` samples/s, and rank r ends with (r + 1) · 100 MiB in use."""
+def made_run(world_size: int, seconds: float = 5.0, name: str = "train") -> Run:
+    """Make a run: each rank trains at 1000 samples/s, and rank r ends with (r + 1) · 100 MiB in use."""
     run = Run.create(name, world_size)
     for rank in range(world_size):
         time = np.arange(0, seconds, 0.1) + 0.1
         rows = np.full((len(time), len(TICK)), np.nan)
         columns: dict[str, Any] = {
             "seconds": time,
-            "samples": time * rate,
+            "samples": time * 1000,
             "steps": time * 10,
             "tracked_seconds": time,
             "passes": 1,
