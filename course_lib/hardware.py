@@ -53,11 +53,14 @@ def machine() -> Machine:
     import torch
     import torch.distributed as dist
 
-    unused, gpus, usable = unused_gpus(), gpu_count(), cores()
+    present, unused, gpus, usable = accelerators(), unused_gpus(), gpu_count(), cores()
     if gpus > 1:
         plan, reason = f"{gpus} GPU ranks, nccl", f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
         plan, reason = "1 GPU rank, nccl", "one rank on the one GPU; more ranks than GPUs share it, over gloo"
+    elif present:
+        plan = "2 CPU ranks, gloo"
+        reason = "gloo carries no MPS tensors, the Apple GPU's, so ranks are CPU processes"
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
         plan, reason = "2 CPU ranks, gloo", f"{none}, so ranks are CPU processes"
@@ -66,7 +69,7 @@ def machine() -> Machine:
     has = [name for name in BACKENDS if is_built[name]]
     lacks = [name for name in BACKENDS if not is_built[name]]
     rows = {
-        "Accelerators": "\n".join(accelerators()) or "none that torch can use",
+        "Accelerators": "\n".join(present) or "none that torch can use",
         **({"Not used": unused} if unused else {}),
         "CPU": f"{usable} core{'s' if usable > 1 else ''} for this process",
         "Memory": f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB of it free",
@@ -88,11 +91,12 @@ def gpu_count() -> int:
 
 
 def accelerators() -> list[str]:
-    """Name the GPUs that torch can use here: NVIDIA's or AMD's (ROCm, too, calls them cuda)."""
+    """Name the GPUs that torch can use here: NVIDIA's, AMD's (ROCm, too, calls them cuda) or Apple's."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(gpu_count())]
-    return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
+    if gpus := [torch.cuda.get_device_properties(index) for index in range(gpu_count())]:
+        return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
+    return ["mps:0 Apple GPU (shares main memory)"] if torch.backends.mps.is_available() else []
 
 
 def unused_gpus() -> str:
@@ -128,7 +132,7 @@ def unused_gpus() -> str:
 
 
 def _present() -> int:
-    """Count the NVIDIA GPUs that the PCI bus knows of."""
+    """Count the NVIDIA GPUs that the PCI bus knows of; 0 except on Linux."""
     nvidia = [path for path in PCI.glob("*/vendor") if path.read_text() == "0x10de\n"]
     return sum(path.with_name("class").read_text().startswith("0x03") for path in nvidia)  # display, 3D
 
@@ -146,7 +150,7 @@ def _in_container() -> bool:
 
 def cores() -> int:
     """Count the CPU cores that this process may use, by its affinity and a container's quota."""
-    count = len(os.sched_getaffinity(0))
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
         quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
         return max(1, min(count, math.ceil(quota / period)))

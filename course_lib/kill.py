@@ -75,7 +75,7 @@ def end_with(pid: int) -> None:
         try:
             with open(os.pidfd_open(pid), "rb") as end:
                 select.select([end], [], [])
-        except (AttributeError, OSError):  # already gone; or neither this Python nor this Linux has it
+        except (AttributeError, OSError):  # not Linux, or already gone
             while is_alive(pid):
                 time.sleep(0.2)
         if os.getpgrp() == os.getpid():
@@ -86,7 +86,7 @@ def end_with(pid: int) -> None:
 
 
 def end_with_parent() -> bool:
-    """Have Linux kill this process when its parent ends; return whether it will.
+    """Have Linux kill this process when its parent ends; return False on other systems.
 
     This takes less time than `end_with`, and works even if the process is busy in C code.
     """
@@ -98,16 +98,18 @@ def end_with_parent() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """Set an attribute of this process; return whether that was done."""
+    """Set an attribute of this process; return whether that was done, which only Linux does."""
     import ctypes  # the guard does not need it
 
-    return ctypes.CDLL(None).prctl(option, value) == 0
+    with contextlib.suppress(AttributeError, TypeError):  # macOS
+        return ctypes.CDLL(None).prctl(option, value) == 0
+    return False
 
 
 def guard(kernel_pid: int) -> None:
     """Keep the list of processes that arrives on stdin; once the kernel has ended, kill them all."""
     watched = [sys.stdin.fileno()]
-    with contextlib.suppress(AttributeError, OSError):  # as in `end_with`; the pipe closes with it, too
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone: the pipe closes with it, too
         watched.append(os.pidfd_open(kernel_pid))  # a fork of the kernel may hold the pipe open
     processes: dict[int, psutil.Process] = {}
     rest = b""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..launcher import forkserver
 from ..launcher.forkserver import wait_until_loaded, warm_up
 from ..launcher.launch import Launch, start
 from ..pickling import dumps
@@ -36,6 +37,7 @@ from .wording import reason, told
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
+SPAWNED = 5  # times as long where ranks are not forked: each loads PyTorch when it starts
 MOST_BYTES = 16 << 20  # that a rank may report
 MOST_LETTERS = 600  # characters of what was seen, or of a line of a failure's report
 REPORT_LINES = 14  # of a failure's report
@@ -210,7 +212,7 @@ class RankRunner:
     def __init__(self, asked: Question, answer: Any) -> None:
         self._asked, self._answer = asked, answer
         self._pickled: bytes | None = None
-        self._left = ALL_SECONDS
+        self._left: float | None = None
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         if self._pickled is None:
@@ -219,6 +221,8 @@ class RankRunner:
         given = kind, work, self._pickled, json.loads(json.dumps(args))
         warm_up()
         wait_until_loaded(threading.Event())  # for seconds, the first time: the answer's limit begins later
+        if self._left is None:  # `METHOD` is known by now
+            self._left = ALL_SECONDS * (1 if forkserver.METHOD == "forkserver" else SPAWNED)
         limit, began = seconds_for(self._left), time.monotonic()
         try:
             texts = told_by_ranks(answer_in_a_rank, given, nprocs, limit)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from ..record.layout import ASKED, AT_WORK, ENDING
 from ..report.facts import ExitCodes, Failures, Report
 from ..report.failed import first_failure
@@ -24,6 +26,7 @@ LATE_SECONDS = 2.0  # a rank that has written something this recently is late, n
 STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
 SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless no thread of the rank can run
+BUSY_PERCENT = 90.0  # of the machine's CPU time; below it, a thread that could run does run
 
 
 def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: float | None = None) -> Report:
@@ -95,10 +98,16 @@ def _is_about_to_report(now: Run, rank: int) -> bool:
 
 
 def _waits_for_no_cpu(pid: int) -> bool:
-    """Return whether no thread of a process waits for a CPU: the machine is not just busy."""
+    """Return whether no thread of a process waits for a CPU: the machine is not just busy.
+
+    Only Linux shows what threads do; elsewhere some of the machine's cores must be idle.
+    """
     for _ in range(10):
-        # of each thread but the main one, which may compute; R: it runs or could, D: it waits for a disk
-        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        try:
+            # of each thread but the main one, which may compute; R: it runs or could, D: it waits for a disk
+            stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        except OSError:
+            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < BUSY_PERCENT
         states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
         if states and not states & set("RDZX"):
             return True

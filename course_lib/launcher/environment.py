@@ -14,14 +14,7 @@ from ..run.run import Run
 
 # What torchrun sets for a rank, perhaps left over in the kernel's environment
 OF_A_RANK = re.compile(r"((LOCAL|GROUP|ROLE)_)?RANK|ROLE_\w+|TORCHELASTIC_\w+")
-
-
-# Gloo and NCCL stay on this machine, and PyTorch's flight recorder small
-LOOPBACK = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "TORCH_FR_BUFFER_SIZE": "16",  # by default 2000 collectives, which take 20 ms to read
-}
+LOOPBACKS = {"lo", "lo0"}  # Linux, macOS; where it has another name, gloo looks for the host's address
 
 
 @contextlib.contextmanager
@@ -55,6 +48,15 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
     }
 
 
+def loopback_environment() -> dict[str, str]:
+    """Return what keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
+    loopback = {name for _, name in socket.if_nameindex()} & LOOPBACKS
+    return {
+        **{f"{library}_SOCKET_IFNAME": name for name in loopback for library in ("GLOO", "NCCL")},
+        "TORCH_FR_BUFFER_SIZE": "16",  # by default 2000 collectives, which take 20 ms to read
+    }
+
+
 def of_a_program(run: Run, world_size: int | None = None) -> dict[str, str]:
     """Return the environment of what `python` or `torchrun` starts; torchrun sets more for its ranks."""
     variables = _of_a_run(run, world_size) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
@@ -65,7 +67,7 @@ def of_a_program(run: Run, world_size: int | None = None) -> dict[str, str]:
 
 def _of_a_run(run: Run, world_size: int | None) -> dict[str, str]:
     return {
-        **LOOPBACK,
+        **loopback_environment(),
         **({"OMP_NUM_THREADS": str(max(1, cores() // world_size))} if world_size else {}),
         # A notebook's kernel asks its programs for colours (FORCE_COLOR). Ranks print to files, and Python
         # 3.13 would put escape sequences between the words of a traceback there.

@@ -1,11 +1,14 @@
 """Run the fork server, which has torch loaded (`rank.preload`) and forks the ranks of `launch`.
 
 A rank then starts within milliseconds, as a fresh process without the kernel's state and CUDA context.
+Without a fork server, or if the processes that it forks crash or hang, as they may on macOS, ranks are
+spawned, and each loads PyTorch itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -15,30 +18,47 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from ..compat import fork_server_pid
-from .guard import protect
+from .guard import protect, release
 
 WAKE_SECONDS = 0.05  # how often waiting code looks again
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+CRASHES = signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP
+PROBE_SECONDS = 60  # for the first process that it forks; on free cores, a fraction of a second is enough
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
+_protected: int | None = None  # pid of the fork server that the guard knows
 
 
 def warm_up() -> None:
     """Start the fork server, which loads torch in the background, unless it runs already."""
+    global _protected
+    if METHOD != "forkserver":
+        return
     multiprocessing.set_forkserver_preload([PRELOAD])
     protect([])  # start the guard first: the kernel may be killed at any moment
-    os.environ["COURSE_KERNEL"] = str(os.getpid())  # an orphaned server ends: `rank.preload`
-    with without_main(), uninterrupted():
+    with without_main(), uninterrupted(), _environment("COURSE_KERNEL", str(os.getpid())):
         try:
             multiprocessing.forkserver.ensure_running()
         except OSError as error:
             if error.errno is not None:  # None: the socket's path is too long
                 raise
-            raise OSError(f"{error}: set TMPDIR to a folder with a shorter path, and start again") from None
-    if pid := fork_server_pid():
-        protect([pid])  # a server that still loads does not notice the kernel's end
+            _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
+    pid = fork_server_pid()
+    if pid not in (None, _protected):  # a server that still loads does not notice the kernel's end
+        release([_protected] if _protected else [])
+        protect([pid])
+        _protected = pid
+
+
+def _spawn_from_now_on(why: str) -> None:
+    global METHOD
+    METHOD = "spawn"
+    consequence = "so each loads PyTorch by itself, which takes seconds"
+    print(f"course_lib: ranks cannot be forked here ({why}), {consequence}")
 
 
 @contextlib.contextmanager
@@ -53,6 +73,23 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def load_here() -> None:
+    """Load the fork server's modules into this process, which forks its fork servers from itself."""
+    importlib.import_module(PRELOAD)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the processes that are started inside the block."""
+    before, os.environ[name] = os.environ.get(name), value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
@@ -75,21 +112,36 @@ def without_main() -> Iterator[None]:
 
 
 def wait_until_loaded(stop: threading.Event) -> None:
-    """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set."""
+    """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set.
+
+    If the process that it then forks crashes or hangs, it is no longer used.
+    """
     global _loaded
     pid = fork_server_pid()
-    if pid == _loaded is not None:
+    if METHOD != "forkserver" or pid == _loaded is not None:
         return
 
-    def fork_one() -> None:
-        process = multiprocessing.get_context("forkserver").Process(target=int, daemon=True)
+    from ..rank.entry_function import try_out
+
+    faults: list[str] = []
+
+    def probe() -> None:
+        context: Any = multiprocessing.get_context(METHOD)
+        process = context.Process(target=try_out, daemon=True)
         with without_main():
             process.start()
-        process.join()
+        process.join(PROBE_SECONDS)
+        if (code := process.exitcode) is None:
+            process.kill()
+            faults.append(f"a forked process did not end within {PROBE_SECONDS} s")
+        elif -code in CRASHES:
+            faults.append(f"a forked process crashed: {signal.Signals(-code).name}")
 
-    thread = threading.Thread(target=fork_one, daemon=True)
+    thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     while thread.is_alive() and not stop.is_set():
         thread.join(WAKE_SECONDS)
     if not thread.is_alive():
         _loaded = pid
+    if faults:
+        _spawn_from_now_on(faults[0])

@@ -23,9 +23,11 @@ from ..rank import entry_function
 from ..record.layout import PROGRAM, RankFiles
 from ..report.evidence import failure_of
 from ..run.run import Run
+from . import forkserver
 from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
 
+LOAD_SECONDS = 120.0  # after which a timeout begins to count even if spawned ranks still load PyTorch
 INTERRUPT_SECONDS = 2.0  # for what a rank does on an interrupt, such as to save a checkpoint
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 MOST_SHARED = 100  # a fork server passes on 254 files at most, and a queue has two
@@ -67,6 +69,8 @@ class Ranks(Execution):
 
         self._processes: list[Any] = []
         self._family: list[psutil.Process] = []
+        self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
+        self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
         if stop.is_set():
             return
@@ -78,7 +82,7 @@ class Ranks(Execution):
                     (assignment,),
                     nprocs=world_size,
                     join=False,
-                    start_method="forkserver" if len(assignment.shared) < MOST_SHARED else "spawn",
+                    start_method=forkserver.METHOD if len(assignment.shared) < MOST_SHARED else "spawn",
                 ).processes
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
@@ -91,6 +95,11 @@ class Ranks(Execution):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
                 self._family.append(psutil.Process(process.pid))
         protect(process.pid for process in self._processes)
+
+    def began(self) -> bool:
+        """Return whether all ranks run; a spawned rank runs once it has loaded PyTorch."""
+        forked = forkserver.METHOD == "forkserver"
+        return forked or time.monotonic() > self._until or all(path.exists() for path in self._facts)
 
     def wait(self, seconds: float) -> None:
         living = [process.sentinel for process in self._processes if process.exitcode is None]

@@ -130,6 +130,14 @@ def own_autograd() -> None:
     torch.zeros(1, requires_grad=True).exp()  # exp saves its result for the backward pass
 
 
+def try_out() -> None:
+    """Do some of a rank's work, to see whether forks of a process that has loaded PyTorch crash here."""
+    import torch
+
+    own_autograd()
+    torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+
+
 def _save_result(result: Any, path: Path) -> None:
     import torch
 

@@ -275,7 +275,7 @@ def test_what_torch_reads_while_it_is_loaded_may_be_set_before_a_launch(
 
 
 def test_the_cores_are_shared_out() -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for nprocs in (1, 2):
         found = quiet_launch(torch.get_num_threads, nprocs=nprocs).results
         assert found == [max(1, cores // nprocs)] * nprocs
@@ -340,17 +340,6 @@ def test_a_wrong_call_is_told_before_anything_starts(
     with pytest.raises((TypeError, ValueError), match=words):
         launch(*args, **kwargs)
     assert runs_of(course_home) == []
-
-
-def test_a_long_path_of_temporary_files_is_told(tmp_path: Path) -> None:
-    """The fork server listens there; newer Pythons take another folder themselves."""
-    folder = tmp_path / ("t" * 104)
-    folder.mkdir()
-    program = "from course_lib import launch; print(launch(int, nprocs=1, dashboard=False).results)"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True)
-    told = "OSError: AF_UNIX path too long: set TMPDIR to a folder with a shorter path, and start again"
-    assert told in done.stderr or done.stdout == "[0]\n"
 
 
 LOCK = threading.Lock()

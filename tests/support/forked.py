@@ -26,7 +26,7 @@ from course_lib.exercises.in_rank.work import run_work
 from course_lib.exercises.judging import read
 from course_lib.exercises.question import Question, Refused, Work
 from course_lib.kill import end_with
-from course_lib.launcher.environment import LOOPBACK, loopback_store
+from course_lib.launcher.environment import loopback_environment, loopback_store
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` has loaded
 from course_lib.rank.entry_function import own_autograd
 
@@ -126,7 +126,7 @@ def _be_a_rank(rank: int, count: int, port: int, writes: int, work: Any) -> None
         nothing = os.open(os.devnull, os.O_RDWR)
         for each in (0, 1, 2):
             os.dup2(nothing, each)
-        os.environ |= LOOPBACK | {
+        os.environ |= loopback_environment() | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(count),

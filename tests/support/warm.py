@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from course_lib.launcher import forkserver
-from course_lib.launcher.environment import LOOPBACK, loopback_store
+from course_lib.launcher.environment import loopback_environment, loopback_store
 
 SECONDS = 900
 GRACE_SECONDS = 30  # as torchrun gives the other ranks when one has failed
@@ -34,7 +34,7 @@ class Warm:
         forkserver.warm_up()
         self._said = tempfile.TemporaryDirectory()
         self._texts = [Path(self._said.name, name) for name in ("stdout", "stderr")]
-        context = multiprocessing.get_context("forkserver")
+        context = multiprocessing.get_context(forkserver.METHOD)
         arguments = (list(map(str, words)), str(cwd or Path.cwd()), dict(os.environ) | variables, self._texts)
         self._process = context.Process(target=_become, args=arguments)
         with forkserver.without_main():
@@ -73,7 +73,7 @@ def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
         assert program.returncode is not None
         return program.returncode, out, err
     with loopback_store() as port:
-        told = LOOPBACK | {
+        told = loopback_environment() | {
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "GROUP_RANK": "0",

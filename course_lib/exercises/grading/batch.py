@@ -29,6 +29,7 @@ import torch
 from ... import hardware
 from ...files import write_whole
 from ...kill import kill_families
+from ...launcher import forkserver
 from ...launcher.forkserver import wait_until_loaded, warm_up, without_main
 from ...launcher.guard import protect, release
 from . import score, submissions
@@ -174,7 +175,7 @@ class Worker:
         warm_up()
         wait_until_loaded(threading.Event())
         self.tasks, self.cores = tasks, cores  # tasks: those without a score
-        context: Any = multiprocessing.get_context("forkserver")
+        context: Any = multiprocessing.get_context(forkserver.METHOD)
         self._way, end = context.Pipe(duplex=False)
         self._process: Any = context.Process(target=_work, args=(end, tasks, cores, seed, seconds, patience))
         with without_main():

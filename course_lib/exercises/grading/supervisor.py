@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import importlib
 import os
 import resource
 import signal
@@ -19,7 +18,7 @@ import socket
 import struct
 from typing import Any
 
-from ...launcher.forkserver import PRELOAD
+from ...launcher.forkserver import load_here
 from .answer_server import close_all_but, serve
 
 # From linux/sched.h, linux/mount.h, linux/prctl.h, linux/sockios.h, linux/if.h and linux/capability.h
@@ -56,7 +55,7 @@ def main(user: int, processes: int, file_bytes: int, data_bytes: int, disk_bytes
 
     from .. import check  # noqa: F401
 
-    importlib.import_module(PRELOAD)
+    load_here()
     process_1 = 0
     while True:
         command, sockets, _, _ = socket.recv_fds(control, 1, 1)
