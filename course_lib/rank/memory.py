@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import psutil
 
 TICK_INTERVAL = 0.1  # seconds between two readings
-BYTES = "memory_bytes", "reserved_bytes", "peak_bytes", "driver_bytes"  # of `layout.TICK`
 
 
 class Memory:
@@ -37,15 +35,12 @@ class Memory:
         torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own
-            gpus = range(torch.cuda.device_count())
-            stats = [torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in gpus]
-            reserved, allocated = (
-                [each[f"{kind}_bytes"]["all"] for each in stats] for kind in ("reserved", "allocated")
-            )
-            gpu = max(gpus, key=lambda gpu: (reserved[gpu]["current"], allocated[gpu]["current"]))
-            held = allocated[gpu]["current"], reserved[gpu]["current"], allocated[gpu]["peak"]
-            return dict(zip(BYTES, (*held, driver_bytes(gpu)), strict=True))
-        return dict.fromkeys(BYTES, math.nan) | {"memory_bytes": self._on_the_cpu(exact)}
+            every = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))
+            stats = max(every, key=lambda stats: stats["reserved_bytes"]["all"]["current"])
+            reserved, allocated = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
+            held, peak = allocated["current"], allocated["peak"]
+            return {"memory_bytes": held, "reserved_bytes": reserved["current"], "peak_bytes": peak}
+        return {"memory_bytes": self._on_the_cpu(exact), "reserved_bytes": math.nan, "peak_bytes": math.nan}
 
     def _on_the_cpu(self, exact: bool) -> float:
         resident, now = self._resident_bytes(), time.monotonic()
@@ -62,21 +57,3 @@ class Memory:
     def _resident_bytes(self) -> int:
         info = self._process.memory_info()
         return info.rss - getattr(info, "shared", 0)
-
-
-def driver_bytes(gpu: int) -> float:
-    """Return NVML's bytes of this process on one of torch's GPUs; NaN without NVML."""
-    import torch
-
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(gpu).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                return process.usedGpuMemory
-        return pynvml.nvmlDeviceGetMemoryInfo(handle).used  # all processes': in most containers it lists none
-    except Exception:  # no NVML, no permission, an unknown device: then there is no figure
-        return math.nan

@@ -189,9 +189,9 @@ class Run:
 
         Ten times a second: ``seconds`` since the launch, ``samples`` and ``steps`` so far,
         ``tracked_seconds`` spent in `track` loops so far, ``memory_bytes`` (on the CPU the process's own
-        memory, on a GPU torch's allocated bytes) and, on a GPU, ``reserved_bytes`` (torch's cache) and
-        ``driver_bytes`` (NVML). For each name given to `log`, an array with one entry per call, and for
-        ``loss`` also ``loss.seconds`` and ``loss.samples``, which say when each call was.
+        memory, on a GPU torch's allocated bytes) and, on a GPU, ``reserved_bytes`` (torch's cache). For each
+        name given to `log`, an array with one entry per call, and for ``loss`` also ``loss.seconds`` and
+        ``loss.samples``, which say when each call was.
         """
         return [trace.metrics() for trace in self.traces()]
 

@@ -47,10 +47,6 @@ def test_the_figures_are_torchs_own(ranks: int) -> None:
         held = metrics["memory_bytes"] == allocated
         assert held.sum() >= 5, metrics["memory_bytes"]
         np.testing.assert_array_equal(metrics["reserved_bytes"][held], reserved)
-        driver = metrics["driver_bytes"][held]
-        assert np.isfinite(driver).all()
-        assert (driver >= reserved).all()
-        print(f"driver's figure: {driver[-1] / MIB:.0f} MiB for {reserved / MIB:.0f} MiB reserved")
     assert run.peak_memory_bytes(0) >= run.results[0][0] + 64 * MIB
 
 
