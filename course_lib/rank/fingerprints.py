@@ -118,6 +118,7 @@ def _power_of_two(least: float) -> int:
 
 
 def whole_parameters(model: Any) -> dict[str, Any]:
+    """Return a model's parameters by name, without those that no rank holds whole."""
     wholes = ((name, _whole(parameter)) for name, parameter in model.named_parameters())
     return {name: whole for name, whole in wholes if whole is not None}
 
