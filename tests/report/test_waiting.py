@@ -236,9 +236,10 @@ def test_a_rank_that_is_ending_gets_a_moment_to_say_how(monkeypatch: pytest.Monk
         assert at_the_end(run) == "was ending"
 
     frames = [{"file": "/course/cell.py", "line": 12, "function": "train", "source": [[12, "step()"]]}]
-    told = (run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", frames, "")
+    lost = "[gloo/pair.cc:1] Connection closed by peer"
+    told = {"type": "RuntimeError", "message": lost, "frames": frames}
     monkeypatch.setattr("course_lib.launcher.ask.TELL_SECONDS", 60)
-    timer = threading.Timer(0.3, write_failure, told)
+    timer = threading.Timer(0.3, write_failure, (run.folder, 0), told)
     timer.start()
     assert "cell.py, line 12" in at_the_end(run)
     timer.join()
