@@ -21,9 +21,11 @@ INSTEAD = "make it inside the function or, for processes to share it, by multipr
 def world_size_of(nprocs: int | None, device: str | None) -> int:
     """Return how many ranks a `launch` starts: ``nprocs``, or one per GPU, or 2 without a GPU."""
     check_folder()
-    if device not in (None, "cpu"):
-        raise ValueError(f"device is 'cpu', or left out to take what is there; got {device!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device is 'cpu', 'cuda', or left out to take what is there; got {device!r}")
     gpus = 0 if device == "cpu" else gpu_count()
+    if device == "cuda" and gpus == 0:
+        raise ValueError("device='cuda', but torch sees no CUDA GPU on this machine; leave device out")
     if nprocs is None:
         return gpus or 2
     check_count("nprocs", nprocs)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..compat import fork_server_pid
-from .guard import protect, release
+from .guard import protect
 
 WAKE_SECONDS = 0.05  # how often waiting code looks again
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -30,12 +30,10 @@ PROBE_SECONDS = 60  # for the first process that it forks; on free cores, a frac
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
-_protected: int | None = None  # pid of the fork server that the guard knows
 
 
 def warm_up() -> None:
     """Start the fork server, which loads torch in the background, unless it runs already."""
-    global _protected
     if METHOD != "forkserver":
         return
     multiprocessing.set_forkserver_preload([PRELOAD])
@@ -47,11 +45,8 @@ def warm_up() -> None:
             if error.errno is not None:  # None: the socket's path is too long
                 raise
             _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
-    pid = fork_server_pid()
-    if pid not in (None, _protected):  # a server that still loads does not notice the kernel's end
-        release([_protected] if _protected else [])
-        protect([pid])
-        _protected = pid
+    if pid := fork_server_pid():
+        protect([pid])  # a server that still loads does not notice the kernel's end
 
 
 def _spawn_from_now_on(why: str) -> None:

@@ -44,6 +44,7 @@ OWN = {
     "chdir D": "the job runs in the current folder; os.chdir(…) before",
     "array a": "one run is one job; call slurm() for each",
     "wait W": "slurm() waits for the job's end",
+    "wrap parsable test_only input help version usage": "leave it out",
     "clusters M": "set SLURM_CLUSTERS in the environment",
 }
 
@@ -67,6 +68,19 @@ def directives(options: Mapping[str, Any]) -> list[str]:
             raise ValueError(f"the value of an option is one line; got {name}={value!r}")
         lines.append(option if value is True else f"{option}={shlex.quote(text)}")
     return lines
+
+
+def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
+    """Return how many GPUs a job requests per node, by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
+    gpus = options.get("gpus_per_node")
+    if gpus is None:
+        gres = options.get("gres") or ""
+        resources = map(str, gres if isinstance(gres, list | tuple) else gres.split(","))
+        gpus = next((each for each in resources if re.match(r"gpu\b", each)), None)
+    if gpus is None:
+        return None
+    last = str(gpus).rpartition(":")[2]
+    return int(last) if last.isdecimal() and int(last) > 0 else 1
 
 
 def job_script(

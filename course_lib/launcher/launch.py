@@ -44,7 +44,7 @@ def launch(
     nprocs
         Number of ranks; by default one per GPU, or 2 without a GPU.
     device
-        ``"cpu"`` keeps the ranks off the GPUs; by default they use GPUs, if any.
+        ``"cpu"`` keeps the ranks off the GPUs, ``"cuda"`` requires one; by default they use GPUs, if any.
     timeout
         Seconds until ranks that still run are killed, with a report of where each one was.
     dashboard

@@ -13,7 +13,7 @@ from ..record.layout import JOB_SCRIPT, PROGRAM, RankFiles
 from ..run.run import Run
 from .arguments import check_count, check_timeout, script_at
 from .dashboard import view_of
-from .job_script import job_script
+from .job_script import gpus_of_a_node, job_script
 from .scripts import shape_of
 from .slurm_job import SlurmJob
 from .watch import watch
@@ -23,7 +23,7 @@ def slurm(
     script: str | os.PathLike[str] | Run,
     *args: Any,
     nodes: int = 1,
-    nproc_per_node: int = 1,
+    nproc_per_node: int | None = None,
     max_restarts: int = 0,
     timeout: float | None = None,
     setup: str | Iterable[str] = (),
@@ -57,7 +57,7 @@ def slurm(
     nodes
         Number of nodes that the job requests.
     nproc_per_node
-        Ranks per node: with GPUs, as many as the job requests there.
+        Ranks per node; by default the GPUs requested (``gpus_per_node=4``, ``gres="gpu:4"``), or 2.
     timeout
         Seconds from the job's start after which it is cancelled, with a report of where each rank was. (The
         cluster's own limit is an option of ``sbatch``: ``time="1:00:00"``.)
@@ -90,6 +90,8 @@ def slurm(
         return _watch_again(script, timeout, dashboard)
     path = script_at(script)
     check_count("nodes", nodes)
+    if nproc_per_node is None:
+        nproc_per_node = gpus_of_a_node(options) or 2
     shape, fresh_store = shape_of(nodes, nproc_per_node, max_restarts)
     cpus = options.get("cpus_per_task")
     if cpus is not None:
@@ -98,8 +100,8 @@ def slurm(
     setup = [setup] if isinstance(setup, str) else setup
     text = job_script(path, args, nodes, shape, setup, options, exports)
     cluster.check_there()
-    now, ranks = time.time(), nodes * nproc_per_node
-    run = Run.create(path.name, ranks, state="queued", submitted=now, max_restarts=max_restarts)
+    facts: dict[str, Any] = {"state": "queued", "submitted": time.time(), "max_restarts": max_restarts}
+    run = Run.create(path.name, nodes * nproc_per_node, **facts)
 
     def submit() -> int:
         job = run.folder / JOB_SCRIPT

@@ -85,10 +85,10 @@ def _follow(run: Run, ranks: Execution, timeout: float | None, view: View) -> Ba
         if view.stop.is_set():
             return failed.Stopped(run, *_interrupt(run, ranks))
         codes = ranks.exit_codes()
-        if failures := failed.failures_of(run, codes, {}):
+        if failures := failed.failures_of(run, codes):
             if (first := failed.first_failure(failures)).consequence or first.blames:  # a cause may be late
                 time.sleep(CONSEQUENCE_SECONDS)
-                failures = failed.failures_of(run, ranks.exit_codes(), failures) or failures
+                failures = failed.failures_of(run, ranks.exit_codes()) or failures
             return failed.RankError(run, report_on(run, ranks.exit_codes(), failures))
         if all(code is not None for code in codes.values()):
             return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL
 from ..report.failed import RankError, Stopped
-from ..report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_run, verdict_on_trials
+from ..report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_trials
 from ..run.run import Run
 from .arguments import check_timeout, world_size_of
 from .dashboard import View
@@ -28,7 +28,7 @@ MOST_CHANGE = 0.2  # share by which that multiple may differ
 
 
 def why(
-    training: Callable[..., Any] | Run,
+    training: Callable[..., Any],
     *args: Any,
     nprocs: int | None = None,
     device: str | None = None,
@@ -48,8 +48,7 @@ def why(
     Parameters
     ----------
     training
-        A function as for `launch` that loops over ``track(loader)`` for at least a few seconds. Or a `Run`:
-        then nothing is started, and its records show whether its ranks wait for loaders or for a straggler.
+        A function as for `launch` that loops over ``track(loader)`` for at least a few seconds.
     args, nprocs, device, kwargs
         As for `launch`.
     timeout
@@ -74,8 +73,6 @@ def why(
     TypeError
         The function does not take these arguments.
     """
-    if isinstance(training, Run):
-        return verdict_on_run(training)
     check_timeout(trial_seconds, "trial_seconds")
     ways = _ways(Launch(training, args, kwargs, nprocs=nprocs, device=device, timeout=timeout))
     rates: dict[str, list[list[float]]] = {way: [] for way in ways}

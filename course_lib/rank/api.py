@@ -1,8 +1,4 @@
-"""The functions that the learner's code calls inside a rank: ``place``, ``track`` and ``log``.
-
-They work in a function started by `launch`, in a program started by `python`, and in a plain script, where
-nothing is recorded: there ``track`` only passes the batches through, and ``log`` does nothing.
-"""
+"""The functions that the learner's code calls inside a rank: ``place``, ``track`` and ``log``."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from typing import Any, TypeVar
 
 from ..cluster import tasks_here
 from ..compat import adapt_torch
-from .counters import length_of
-from .fingerprints import check_same
+from .fingerprints import whole_parameters
 from .recorder import attach, note
 from .trial import batches_of
 
@@ -68,22 +63,20 @@ def track(iterable: Iterable[Batch], total: int | None = None, same: Any = None)
     total
         The number of steps, for the progress bar; by default ``len(iterable)``, if it has a length.
     same
-        What should be the same on every rank, bit by bit: a model (its parameters), an optimizer (its state),
-        a function that returns named tensors (``model.named_buffers``), or a list of these. Fingerprints of
-        these are compared every so many steps, in less than 1 % of the time. The dashboard and `divergence`
-        (lesson 06) show the first difference. A sharded tensor is left out.
+        A model whose parameters should be the same on every rank, bit by bit. Their fingerprints are compared
+        every so many steps, in less than 1 % of the time. The dashboard and `divergence` (lesson 06) show the
+        first difference. A sharded parameter is left out.
 
     Raises
     ------
-    TypeError, ValueError
-        ``same`` is none of these, or all its tensors are sharded.
+    ValueError
+        No rank holds a parameter of ``same`` whole.
     """
-    if same is not None:
-        check_same(same)
+    if same is not None and not whole_parameters(same):
+        raise ValueError("track(…, same=…): there is nothing to compare: no rank holds a parameter whole")
     recorder = attach()
     if recorder is None:
         return iter(iterable)
-    total = length_of(iterable) if total is None else total
     counted = recorder.counters.counted(batches_of(iterable), total)
     return counted if same is None else recorder.fingerprints.taken(counted, same)
 

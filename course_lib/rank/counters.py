@@ -22,47 +22,35 @@ class Counters:
         last = tick or {}
         self.samples, self.steps = int(last.get("samples", 0)), int(last.get("steps", 0))
         self._passes = int(last.get("passes", 0))
-        self._loader_seconds = last.get("loader_seconds", 0.0)
         self._tracked = last.get("tracked_seconds", 0.0)  # in passes that are over
         self._stepped = last.get("stepped_seconds", 0.0)  # tracked seconds until the last step ended
-        self._step_ended = 0.0  # by time.perf_counter()
         self._pass_began: float | None = None
         self._pass_step = self.steps  # the step at which the current pass began
         self._pass_total = math.nan
 
     def counted(self, batches: Iterable[Any], total: int | None = None) -> Iterator[Any]:
-        """Yield the batches; count steps, samples and the time that the loop waits for its loader."""
-        clock = time.perf_counter
+        """Yield the batches; count steps and samples."""
         total = length_of(batches) if total is None else total
         nested = self._pass_began is not None
         outer_steps, outer_total = self.steps - self._pass_step, self._pass_total
         self._passes += 1
         self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
         if not nested:
-            self._pass_began = clock()
+            self._pass_began = time.perf_counter()
         try:
-            began = clock()
             for batch in batches:
-                self._loader_seconds += clock() - began
                 yield batch
                 self.samples += 1 if type(batch) is int else _samples(batch)  # a range: saves the call
                 self.steps += 1
-                self._step_ended = began = clock()
+                self._stepped = self._tracked_so_far()
         finally:
             if nested:  # go on with the pass around this one
                 self._pass_step, self._pass_total = self.steps - outer_steps, outer_total
             else:
-                self._stepped = self._until_the_last_step()
                 self._tracked, self._pass_began = self._tracked_so_far(), None
 
     def _tracked_so_far(self) -> float:
         return self._tracked + (0.0 if self._pass_began is None else time.perf_counter() - self._pass_began)
-
-    def _until_the_last_step(self) -> float:
-        began = self._pass_began
-        if began is None or self._step_ended < began:
-            return self._stepped
-        return self._tracked + self._step_ended - began
 
     def read(self) -> dict[str, float]:
         """Return the fields of `layout.TICK` that are counted here."""
@@ -70,8 +58,7 @@ class Counters:
             "samples": self.samples,
             "steps": self.steps,
             "tracked_seconds": self._tracked_so_far(),
-            "stepped_seconds": self._until_the_last_step(),
-            "loader_seconds": self._loader_seconds,
+            "stepped_seconds": self._stepped,
             "passes": self._passes,
             "pass_steps": self.steps - self._pass_step,
             "pass_total": self._pass_total,

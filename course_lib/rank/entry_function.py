@@ -81,11 +81,9 @@ def main(rank: int, assignment: Assignment) -> None:
 def _take_environment(environment: dict[str, str]) -> set[str]:
     """Take over the kernel's present environment; return the names of the variables that change."""
     changed = {name for name, _ in os.environ.items() ^ environment.items()}
-    for name in changed:
-        if name in environment:
-            os.environ[name] = environment[name]
-        else:
-            del os.environ[name]
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
     return changed
 
 

@@ -12,7 +12,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +102,9 @@ def described(error: BaseException, most_frames: int = MOST_FRAMES) -> dict[str,
     return {"type": f"{module}{kind.__name__}", "message": message, "frames": _frames(error, most_frames)}
 
 
-def write_failure(
-    folder: Path,
-    rank: int | str,
-    type: str = "",
-    message: str = "",
-    frames: Sequence[dict[str, Any]] = (),
-    text: str = "",
-    pid: int | None = None,
-    **facts: Any,
-) -> None:
-    """Record a failure; without a ``type``, only an exit code or a ``message`` about the rank is known."""
-    record = {"time": time.time(), "type": type, "message": message, "frames": frames, "text": text}
-    record |= {"exit_code": None, "process": process_name(pid or os.getpid())} | facts
+def write_failure(folder: Path, rank: int | str, pid: int | None = None, **facts: Any) -> None:
+    """Record a failure: an exception, as `described`, or only an exit code or a message about the rank."""
+    record = {"time": time.time(), "process": process_name(pid or os.getpid())} | facts
     until = time.monotonic() + ROOM_SECONDS
     while True:
         try:

@@ -23,11 +23,9 @@ from typing import NoReturn
 
 from ..learner_code import is_learners
 
-# Signals that a crash sends, that cannot be ignored, or that end nothing
-LEFT_ALONE = {
-    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL", "SIGSTOP"),
-    *("SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH", "SIGINFO"),
-}
+# Signals that a crash sends, and the one by which a process learns how its children end
+LEFT_ALONE = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+LEFT_ALONE |= {signal.SIGTRAP, signal.SIGSYS, signal.SIGCHLD}
 
 
 class FailureReporter:
@@ -79,10 +77,9 @@ def exit_code(error: BaseException) -> int:
 
 
 def _ignore_signals() -> None:
-    """Ignore, from any thread, signals that end a process by default: torchrun's SIGTERM, an alarm."""
+    """Ignore, from any thread, the signals that end a process by default: torchrun's SIGTERM, an alarm."""
     faulthandler.cancel_dump_traceback_later()
     ignore = ctypes.CDLL(None).signal
     ignore.argtypes, ignore.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    alone = {number for number in signal.Signals if number.name in LEFT_ALONE}
-    for number in signal.valid_signals() - alone:
+    for number in signal.valid_signals() - LEFT_ALONE:
         ignore(number, int(signal.SIG_IGN))

@@ -71,7 +71,7 @@ class Fingerprints:
 
         began, place_in_run = time.perf_counter(), (self._attempt, *place)
         by_device: dict[Any, dict[str, Any]] = {}
-        for name, tensor in _whole_ones(_found(same)).items():
+        for name, tensor in whole_parameters(same).items():
             by_device.setdefault(tensor.device, {})[name] = tensor
         on_gpu = []
         for device, tensors in by_device.items():
@@ -117,48 +117,10 @@ def _power_of_two(least: float) -> int:
     return 1 << (math.ceil(least) - 1).bit_length() if least > 1 else 1
 
 
-def check_same(same: Any) -> None:
-    """Raise TypeError or ValueError if `track(…, same=…)` cannot compare ``same``."""
-    found = _found(same)
-    if found and not _whole_ones(found):
-        raise ValueError(
-            "track(…, same=…): there is nothing to compare, since no rank holds any of its tensors whole: "
-            f"{next(iter(found))} is a {type(next(iter(found.values()))).__name__}"
-        )
-
-
-def _whole_ones(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: whole for name, tensor in found.items() if (whole := _whole(tensor)) is not None}
-
-
-def _found(same: Any) -> dict[str, Any]:
-    """Return what ``same`` holds, by name: tensors and, in an optimizer's state, other values."""
-    found: dict[str, Any] = {}
-    names_of: dict[int, str] = {}  # of parameters, by id
-    for number, each in enumerate(same if isinstance(same, list | tuple) else [same]):
-        if hasattr(each, "named_parameters"):
-            new = dict(each.named_parameters())
-            names_of |= {id(parameter): name for name, parameter in new.items()}
-        elif hasattr(each, "param_groups"):
-            new = _optimizer_state(each, names_of)
-        elif callable(each):
-            new = dict(each())
-        else:
-            raise TypeError(
-                f"track(…, same={each!r:.80}): same takes a model, an optimizer, a function that returns "
-                "named tensors, such as model.named_buffers, or a list of these"
-            )
-        found |= {f"{name} of same[{number}]" if name in found else name: new[name] for name in new}
-    return found
-
-
-def _optimizer_state(optimizer: Any, names_of: dict[int, str]) -> dict[str, Any]:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    return {
-        f"{key} of {names_of.get(id(parameter), f'parameter {number}')}": value
-        for number, parameter in enumerate(parameters)
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+def whole_parameters(model: Any) -> dict[str, Any]:
+    """Return a model's parameters by name, without those that no rank holds whole."""
+    wholes = ((name, _whole(parameter)) for name, parameter in model.named_parameters())
+    return {name: whole for name, whole in wholes if whole is not None}
 
 
 def _whole(tensor: Any) -> Any:

@@ -19,17 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..compat import on_cpp_terminate, on_world_size
+from ..compat import flight_recorder, on_cpp_terminate, on_world_size
 from ..files import write_whole
-from ..record.layout import AT_WORK, ENDING, STARTING, RankFiles, process_name
+from ..record.layout import AT_WORK, ENDING, EVERYONE, STARTING, TICK, RankFiles, process_name
 from ..record.series import Series
 from ..stack_dumps import answer_requests, leave_at_a_crash
-from .collective_log import CollectiveLog
 from .counters import Counters
 from .failure import report_exception
 from .fingerprints import Fingerprints
 from .memory import TICK_INTERVAL, Memory
-from .standstill import StallRecorder
+from .standstill import StallRecorder, collectives
 from .threads import cpu_seconds, note_exceptions
 
 # Environment variables that a launcher sets for a rank
@@ -37,6 +36,8 @@ RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
+# In these collectives a rank does not wait for all others, and may leave before some have joined
+ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 FIRST_TICK = 0.03  # seconds; the rank's work begins before that
 GPU_SECONDS = 5.0  # for the GPU at a rank's end: it may wait for other ranks for ever
 
@@ -112,19 +113,13 @@ class Recorder:
     def __init__(self, files: RankFiles, phase: str = AT_WORK) -> None:
         self.files, self.pid = files, os.getpid()
         self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
-        self._facts: dict[str, Any] = {
-            "pid": self.pid,
-            "process": process_name(self.pid),
-            "phase": phase,
-            "launched": self._launched,
-            "environment": {
-                name: value for name, value in os.environ.items() if RANK_VARIABLES.fullmatch(name)
-            },
-        }
+        variables = {name: value for name, value in os.environ.items() if RANK_VARIABLES.fullmatch(name)}
+        self._facts: dict[str, Any] = {"pid": self.pid, "process": process_name(self.pid), "phase": phase}
+        self._facts |= {"launched": self._launched, "environment": variables}
         self.series = Series(files, self._launched)
         self.counters = Counters(self.series.last_tick)
         self.fingerprints = Fingerprints(self.series)
-        self._arrivals = CollectiveLog(self._launched)
+        self._flights, self._last_collective = b"", 0
         self._memory = Memory()
         self._stall_recorder = StallRecorder(files, self.stack_signal)
         self._stack_signal: int | None = None
@@ -167,8 +162,29 @@ class Recorder:
             "cpu_seconds": cpu_seconds(threading.main_thread().ident),
             **self._memory.read(exact),
         }
-        self.series.tick(self.counters.read() | measured)
-        self.series.append("arrivals", self._arrivals.read())
+        values = self.counters.read() | measured
+        self.series.append("ticks", [values[name] for name in TICK])
+        self.series.append("arrivals", self.arrivals())
+
+    def arrivals(self) -> list[float]:
+        """Return rows of `layout.ARRIVAL`, one after the other: the collectives since the last call."""
+        flights, calls, rows = flight_recorder(includeCollectives=False), [], list[float]()
+        if flights == self._flights:  # no new collective; much cheaper to ask than to read them
+            return rows
+        self._flights = flights
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # a changed form
+            for group, number, entry in collectives():
+                if group == EVERYONE:
+                    meets = entry["profiling_name"].rpartition(":")[2] not in ONE_WAY
+                    calls.append((number, entry["time_created_ns"] / 1e9 - self._launched, meets))
+        calls.sort()
+        if calls and calls[-1][0] < self._last_collective:  # a new group, which counts from 1
+            self._last_collective = 0
+        for call in calls:
+            if call[0] > self._last_collective:
+                rows.extend(call)
+                self._last_collective = call[0]
+        return rows
 
     def close(self) -> None:
         """Write what is pending, and close the files. They can be read at any moment before, too."""
@@ -199,7 +215,7 @@ class Recorder:
         if not self._flushes:
             return False
         try:
-            return any([self.series.flush(wait=False), self.fingerprints.flush()])
+            return any([self.series.flush(), self.fingerprints.flush()])
         except Exception as error:  # once CUDA has failed anywhere, each later call raises the error again
             self._flushes = False
             print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)

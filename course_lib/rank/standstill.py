@@ -34,8 +34,6 @@ THREADS_SECONDS = 2.0  # between two looks at other threads, unless asked: they 
 FORKED_SECONDS = 2.0  # for forked processes to write their stacks; it takes milliseconds
 MOST_FORKED = 32
 RECENT = 16  # collectives to record: a rank may have passed some that others called differently
-# In these collectives a rank does not wait for all others, and may leave before some have joined
-ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 class StallRecorder:
@@ -69,7 +67,8 @@ class StallRecorder:
         now, worked = time.time(), cpu_seconds(self._main)
         self._look_at_groups()
         place, call = self._where()
-        flights = status() + status(of_nccl=True)
+        # bytes that change with each collective: much cheaper than reading the collectives
+        flights = b"".join(flight_recorder(nccl, includeCollectives=False) for nccl in (False, True))
         polls = worked - self._cpu_seconds < POLLING_SHARE * (now - self._stands_since)
         stands = place == self._place or (call == self._call is not None and polls)
         if not stands or (steps, flights) != (self._steps, self._flights):
@@ -201,8 +200,3 @@ def _collectives_in(entries: list[dict[str, Any]], of_nccl: bool) -> list[Call]:
         for entry in entries
         if not entry.get("is_p2p")  # such a message has the number of the collective before it
     ]
-
-
-def status(of_nccl: bool = False) -> bytes:
-    """Return bytes that change with each collective: much cheaper than reading the collectives."""
-    return flight_recorder(of_nccl, includeCollectives=False)

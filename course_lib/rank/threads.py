@@ -8,27 +8,23 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 from ..learner_code import Place, frame_of, is_learners
 from .failure import described
 
-MOST_FRAMES = 100  # of a deeper stack, the innermost frames and those around the learner's
 MOST_ERRORS = 8
 
 
 def stack_of(thread: int | None) -> list[Place]:
-    """Return a thread's stack, innermost first, down to the learner's innermost line at least.
+    """Return a thread's stack, innermost first.
 
     It holds no frames: a frame keeps alive everything that it refers to.
     """
-    frame, places, has_learners = frame_of(thread), list[Place](), False
-    while frame is not None and not (has_learners and len(places) >= MOST_FRAMES):
-        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        has_learners = has_learners or is_learners(frame.f_code.co_filename)
-        frame = frame.f_back
-    half = MOST_FRAMES // 2
-    return places if len(places) <= MOST_FRAMES else places[:half] + places[-half:]
+    frame = frame_of(thread)
+    stack = [] if frame is None else walk_stack(frame)
+    return [(each.f_code.co_filename, line, each.f_code.co_name) for each, line in stack]
 
 
 def cpu_seconds(thread: int | None) -> float:

@@ -5,38 +5,30 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..record.layout import REPEATED_BATCHES, TRIAL
 from .counters import MAPPINGS, length_of
 
 MOST_KEPT = 4  # batches of a loader
-_kept: dict[Hashable, list[Any]] = {}  # the first batches, by the place of the loop and the loader's length
+_kept: dict[Any, list[Any]] = {}  # the first batches, by the place of the loop and the loader's length
 
 
 def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
     """Return the loader or, in a trial without a loader's cost, its first batches again and again.
 
-    A range stays as it is: it holds numbers of steps, no batches. The loop's place in the program is where
-    `track` was called, two frames up.
+    They are as many as it has, or endless without a length. Loops at one place, where `track` was called two
+    frames up, share them if their loaders are of equal length: many programs make a loader for each epoch.
+    A range stays as it is: it holds numbers of steps, no batches.
     """
     if os.environ.get(TRIAL) != REPEATED_BATCHES or isinstance(loader, range):
         return loader
-    frame = sys._getframe(2)
-    return repeated(loader, (frame.f_code, frame.f_lasti))
-
-
-def repeated(loader: Iterable[Any], place: Hashable) -> Iterator[Any]:
-    """Yield the first batches of a loader again and again: as many as it has, or endlessly without a length.
-
-    Loops at one place over loaders of equal length share them: many programs make a loader for each epoch.
-    """
-    length = length_of(loader)
-    batches = _kept.setdefault((place, length), [])
+    frame, length = sys._getframe(2), length_of(loader)
+    batches = _kept.setdefault((frame.f_code, frame.f_lasti, length), [])
     if not batches:
         batches += itertools.islice(loader, MOST_KEPT)
-    yield from map(_copy, itertools.islice(itertools.cycle(batches), length))
+    return map(_copy, itertools.islice(itertools.cycle(batches), length))
 
 
 def _copy(batch: Any) -> Any:

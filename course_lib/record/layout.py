@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 RUN = "run.json"  # name, world_size, state, when the run began, how it ended: see `run_record`
@@ -26,7 +26,6 @@ TICK = [
     "steps",
     "tracked_seconds",  # spent inside track() loops so far: throughput is samples per such second
     "stepped_seconds",  # tracked seconds until the end of the last whole step
-    "loader_seconds",  # of the tracked seconds, waiting for the next batch, or making it
     "cpu_seconds",  # CPU time of the main thread since the rank began; NaN if the system does not say
     "passes",  # track() loops begun so far
     "pass_steps",  # steps done in the current pass
@@ -64,12 +63,6 @@ ROWS = {"ticks": TICK, "arrivals": ARRIVAL, "points": POINT, "fingerprints": FIN
 def _file(kind: str) -> cached_property[Path]:
     """Return a property: the path of a rank's file, such as ``rank-3.log``."""
     return cached_property(lambda files: files.folder / f"rank-{files.rank}.{kind}")
-
-
-@lru_cache(maxsize=1024)
-def files_of(folder: Path, rank: int | str) -> RankFiles:
-    """Return a rank's `RankFiles`, the same each time."""
-    return RankFiles(folder, rank)
 
 
 @dataclass(frozen=True)

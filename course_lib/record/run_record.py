@@ -63,11 +63,8 @@ class RunRecord:
             record = cls(folder, own | {"started": time.time()} | facts)
             record.save()
         except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"no run can be kept: {error.strerror}; set COURSE_HOME to a folder with space",
-                str(runs),
-            ) from None
+            why = f"no run can be kept: {error.strerror}; set COURSE_HOME to a folder with space"
+            raise type(error)(error.errno, why, str(runs)) from None
         return record
 
     @classmethod

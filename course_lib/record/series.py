@@ -18,8 +18,6 @@ from typing import Any
 from ..files import lines_of
 from .layout import TICK, RankFiles
 
-MOST_PENDING = 50_000  # logged values that wait to be written
-
 
 class Series:
     """The files of a rank's series, as `layout` describes them."""
@@ -35,9 +33,6 @@ class Series:
         self._writing = threading.RLock()  # held while writing, never while waiting for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {}  # opened when something is written
-
-    def tick(self, values: dict[str, float]) -> None:
-        self.append("ticks", [values[name] for name in TICK])
 
     def append(self, kind: str, values: Iterable[float]) -> None:
         """Append rows, one after the other, to the file of a kind in `layout.ROWS`."""
@@ -62,8 +57,6 @@ class Series:
             event.record()
         else:
             try:
-                if isinstance(value, (str, bytes)):
-                    raise TypeError
                 value = float(value if numel is None else value.item())
             except (TypeError, ValueError, OverflowError):
                 raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
@@ -71,8 +64,6 @@ class Series:
             raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
         number = self._number(name, self._names, "names")
         self._pending.append((number, time.time() - self._launched, samples, value))
-        if len(self._pending) >= MOST_PENDING:  # logged faster than the thread writes: stay bounded
-            self.flush()
 
     def fingerprints(self, place: tuple[int, int, int], values: dict[str, int]) -> None:
         """Append the fingerprints of one place (attempt, pass, step), given by tensor name."""
@@ -91,9 +82,9 @@ class Series:
                     known[name] = len(known)
         return known[name]
 
-    def flush(self, wait: bool = True) -> bool:
-        """Write pending values; ``wait`` for those that a GPU still computes. Return whether any are left."""
-        if not self._reading.acquire(blocking=wait):
+    def flush(self) -> bool:
+        """Write pending values, up to the first that a GPU still computes; return whether any are left."""
+        if not self._reading.acquire(blocking=False):
             return True
         try:
             rows = array("d")
@@ -101,9 +92,8 @@ class Series:
                 value = self._pending[0][-1]
                 if isinstance(value, tuple):
                     tensor, event = value
-                    if not wait and not event.query():
+                    if not event.query():
                         break
-                    event.synchronize()  # in the training loop only once `MOST_PENDING` values wait
                     value = on_cpu(tensor).item()
                 rows.extend((*self._pending.popleft()[:-1], value))
             if rows:

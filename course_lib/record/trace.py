@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -16,12 +15,11 @@ import numpy as np
 
 from ..files import lines_of, read_json
 from ..kill import is_alive
-from .layout import AGENT_LOGS, PROGRAM, ROWS, RankFiles, files_of, was_asked_to_end
+from .layout import AGENT_LOGS, PROGRAM, ROWS, RankFiles, was_asked_to_end
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
 DUMP_BYTES = 1 << 18  # of stacks: a dump has a hundred frames for each of a hundred threads
-TICKS_OF_A_MINUTE = 600
 LINE_LENGTH = 400  # of a longer line, the beginning and the end are shown
 MOST_ARRIVALS = 1024  # read for each rank, the latest ones
 LATEST_POINTS = 512
@@ -57,14 +55,16 @@ class Trace:
     """
 
     def __init__(self, folder: Path, rank: int | str) -> None:
-        self.files = files_of(folder, rank)
+        self.files = RankFiles(folder, rank)
 
     facts = _content(read_json, "facts")
     standstill = _content(read_json, "standstill")
     failure = _content(read_json, "failure")
     names = _content(lines_of, "names")
     tensors = _content(lines_of, "tensors")
+    stacks = _content(lambda path: end_of(path, DUMP_BYTES)[1], "stack")
     has_result = _content(Path.exists, "result")
+    has_failed = _content(Path.exists, "failure")  # it has said so, perhaps in a file that is damaged
 
     @cached_property
     def lives(self) -> bool:
@@ -78,22 +78,10 @@ class Trace:
         return self.has_result or (bool(at) and not was_asked_to_end(self.files.folder, process, at))
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the rank has said that it failed, perhaps in a file that is damaged."""
-        return self.files.failure.exists()
-
-    @property
     def seconds_since_return(self) -> float:
-        """For how long the rank has returned; 0 if it has not."""
-        with contextlib.suppress(OSError):
-            path = self.files.result if self.has_result else self.files.facts
-            return time.time() - path.stat().st_mtime if self.has_returned else 0.0
-        return 0.0
-
-    @property
-    def stacks(self) -> str:
-        """The Python stacks that a signal asked for."""
-        return end_of(self.files.stack, DUMP_BYTES)[1]
+        """How long ago the rank has returned."""
+        path = self.files.result if self.has_result else self.files.facts
+        return time.time() - path.stat().st_mtime
 
     def crash_texts(self) -> Iterator[str]:
         """Yield the ends of the files in which a crash may have left the Python stacks."""
@@ -155,8 +143,8 @@ class Trace:
         return time.time() - max(wrote) if wrote else 0.0
 
     def cpu_share(self, seconds: float) -> float:
-        """Return the main thread's CPU time per second, of the last ``seconds`` up to 60; NaN if unknown."""
-        now, used = (self.ticks[name][-TICKS_OF_A_MINUTE:] for name in ("seconds", "cpu_seconds"))
+        """Return the main thread's CPU time per second, in the last ``seconds``; NaN if unknown."""
+        now, used = self.ticks["seconds"], self.ticks["cpu_seconds"]
         recent = now >= now.max(initial=0) - seconds
         elapsed = np.ptp(now[recent]) if recent.any() else 0.0
         return float(np.ptp(used[recent]) / elapsed) if elapsed else math.nan

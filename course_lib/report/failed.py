@@ -22,8 +22,7 @@ class RankError(RuntimeError):
     Attributes
     ----------
     report : Report
-        The same as data: ``cause`` (kind, exception or signal, frames), ``states`` (what each rank was doing)
-        and ``mismatch`` (which ranks called what, or have not called it).
+        The same as data.
     rank : int, str or None
         The rank that failed first; ``"program"`` if a program failed outside its ranks; None if no rank did.
     run : Run
@@ -69,14 +68,13 @@ def first_failure(failures: Failures) -> Failure:
     return min(failures.values(), key=order)
 
 
-def failures_of(run: Run, exit_codes: ExitCodes, known: Failures) -> Failures:
-    """Return the failures of the ranks that have ended; a known exception is not read again."""
+def failures_of(run: Run, exit_codes: ExitCodes) -> Failures:
+    """Return the failures of the ranks that have ended."""
     failures = {}
     for rank, code in exit_codes.items():
         # exit code 0 is enough for a program; a rank must have left its result as well
         if code or (code == 0 and rank != PROGRAM):
-            earlier = known.get(rank)
-            failures[rank] = earlier if earlier and earlier.kind == "raised" else failure_of(run, rank, code)
+            failures[rank] = failure_of(run, rank, code)
     return {rank: failure for rank, failure in failures.items() if failure}
 
 

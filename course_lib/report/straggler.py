@@ -33,11 +33,6 @@ class Straggler:
     seconds: float  # that the others wait for it in a step (median)
     step_seconds: float  # what a step takes
 
-    @property
-    def share(self) -> float:
-        """The share of the others' time that they spend waiting for it."""
-        return self.seconds / self.step_seconds
-
     def __str__(self) -> str:
         late, step = 1e3 * self.seconds, 1e3 * self.step_seconds
         wait = f"the others wait {late:.3g} ms for it in a step of {step:.3g} ms"

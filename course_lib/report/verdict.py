@@ -1,4 +1,4 @@
-"""Find out why a training run is not faster, from trials of it or from a run's records.
+"""Find out why a training run is not faster, from trials of it.
 
 A trial runs the function for a few seconds with one possible cause taken away. Each of several rounds tries
 all ways. An effect counts if it is larger than the spread of the rounds.
@@ -6,21 +6,16 @@ all ways. An effect counts if it is larger than the spread of the rounds.
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..figures.tables import html_table, text_table
+from ..figures.tables import text_table
 from ..record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES
-from ..run.run import Run
-from .straggler import straggler
 
 AS_IT_IS, ONE_RANK, LARGER_BATCH = "as it is", "one rank", "first batches repeated, × 4"
 LARGE = 0.1  # of the time: a cost that is worth a verdict
-SHORTEST = 1.0  # seconds inside loops: a shorter run says nothing about its loader
 COLUMNS = ("way", "samples/s of each rank", "slowest rank, by round", "times as fast")
 Rates = Sequence[Sequence[float]]  # samples per second, by round and rank
 
@@ -53,45 +48,11 @@ class Verdict:
 
     cause: str  # one of `SENTENCES`, "computing" (none of these), or "unknown" if the figures do not suffice
     sentence: str  # the same in words, with what helps
-    costs: dict[str, float] = field(default_factory=dict)  # by cause: 0.1 or more of the time inside loops
-    rows: list[dict[str, str]] = field(default_factory=list)  # the table below the sentence
+    costs: dict[str, float]  # by cause: 0.1 or more of the time inside loops
+    rows: list[dict[str, str]]  # the table below the sentence
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [f"{self.cause}: {self.sentence}", text_table(self.rows)]))
-
-    def _repr_html_(self) -> str:
-        words = f"<b>{html.escape(self.cause)}</b>: {html.escape(self.sentence)}"
-        return f"<p>{words}</p>{html_table(self.rows)}"
-
-
-def verdict_on_run(run: Run) -> Verdict:
-    """Say what a run's own records show: how long each rank waited for its loader, and a straggler."""
-    shares = [_loader_share(trace.ticks) for trace in run.traces()]
-    if not shares or np.isnan(shares).any():
-        words = f"less than {SHORTEST:g} s inside track(loader) is known of a rank: let it run for longer."
-        return Verdict("unknown", words)
-    rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
-    waits = _range([100 * share for share in shares], "{:.0f}")
-    loader = f"the ranks wait for their loaders for {waits} % of their time"
-    found = []  # cost, cause, sentence
-    if min(shares) >= LARGE:
-        cure = "make a sample cheaper, or let workers make the batches, if there are cores"
-        found.append((min(shares), "loader", f"{loader}: {cure}."))
-    if late := straggler(run):
-        found.append((late.share, "straggler", f"{late}."))
-    if not found:
-        words = f"{loader}, and no rank is late again and again. why(function, …) tries what else it may be."
-        return Verdict("unknown", words, rows=rows)
-    found.sort(reverse=True)
-    costs = {cause: share for share, cause, _ in found}
-    return Verdict(found[0][1], " ".join(sentence for *_, sentence in found), costs, rows=rows)
-
-
-def _loader_share(ticks: Mapping[str, np.ndarray]) -> float:
-    """Return the share of its time in loops, after the first step, that a rank waits for batches; or NaN."""
-    waited, tracked = (ticks[name][ticks["steps"] > 0] for name in ("loader_seconds", "tracked_seconds"))
-    known = len(tracked) > 0 and np.ptp(tracked) >= SHORTEST
-    return float(np.ptp(waited) / np.ptp(tracked)) if known else math.nan
 
 
 class Effect:
@@ -174,7 +135,7 @@ def _slowest_rank(rounds: Rates) -> tuple[int, Effect]:
     return rank, Effect(others.tolist(), rates[:, rank].tolist())
 
 
-def _range(values: Sequence[float], form: str = "{:,.0f}") -> str:
+def _range(values: Sequence[float]) -> str:
     """Write the least and the largest value, or one if both read the same."""
-    least, largest = form.format(min(values)), form.format(max(values))
+    least, largest = f"{min(values):,.0f}", f"{max(values):,.0f}"
     return least if least == largest else f"{least} to {largest}"

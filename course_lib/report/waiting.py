@@ -17,6 +17,7 @@ from .wait_cause import apart, other_groups, wait_cause_of
 from .words import line_of, position_text, restart_text, state_lines, warning_text
 
 if TYPE_CHECKING:
+    from ..record.trace import Trace
     from ..run.run import Run
 
 
@@ -81,7 +82,7 @@ def what_lingers(run: Run, ranks: Sequence[int | str], seconds: float) -> str:
 
 
 class Stall(NamedTuple):
-    """Where one rank was at the end of a run, and since when.
+    """Where one rank was at the end of a run.
 
     What it was ``doing``: ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has
     returned"``, ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
@@ -89,29 +90,23 @@ class Stall(NamedTuple):
 
     rank: int
     doing: str
-    since: float  # seconds from the launch until it got there or, if it has ended, until its last tick
-    until: float  # seconds from the launch to the end of the run
     line: str  # the learner's; empty if there is none
 
 
 def stalls(run: Run) -> list[Stall]:
-    """Return where each rank was when the run ended: who waited where, and since when (lesson 13).
+    """Return where each rank was when the run ended: who waited where (lesson 13).
 
     It is for a run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
-    A thread in each rank looks at it ten times a second, so the times may be 0.1 s late.
     """
-    now = run.snapshot()
-    return [_stall(now, rank) for rank in range(now.world_size)]
+    return [_stall(rank, trace) for rank, trace in enumerate(run.snapshot().traces())]
 
 
-def _stall(run: Run, rank: int) -> Stall:
-    trace = run.trace(rank)
-    record, launched = trace.standstill, trace.facts.get("launched", run.started)
-    until = run.started + run.seconds - launched
-    position = position_in(record, record.get("stack", []))
-    ended = "has returned" if trace.has_returned else "has failed" if trace.has_failed else ""
-    if position and "since" in record and not ended:
-        since = min(max(record["since"] - launched, 0.0), until)
-        return Stall(rank, position_text(position), since, until, line_of(position.frame))
-    last_seen = min(float(trace.ticks["seconds"].max(initial=0.0)), until)
-    return Stall(rank, ended or "is gone", last_seen, until, "")
+def _stall(rank: int, trace: Trace) -> Stall:
+    if trace.has_returned:
+        return Stall(rank, "has returned", "")
+    if trace.has_failed:
+        return Stall(rank, "has failed", "")
+    position = position_in(trace.standstill, trace.standstill.get("stack", []))
+    if position is None:
+        return Stall(rank, "is gone", "")
+    return Stall(rank, position_text(position), line_of(position.frame))

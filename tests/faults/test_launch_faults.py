@@ -95,8 +95,6 @@ def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPat
         waits, sleeps = stalls(run)
         assert (waits.doing, sleeps.doing) == ("waits in all_reduce", "is at a line of its own")
         assert waits.line.endswith("dist.all_reduce(torch.ones(1))")
-        for stall in (waits, sleeps):
-            assert 0 < stall.since < stall.until <= run.seconds
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from course_lib import Run, cluster, slurm
+from course_lib.launcher import job_script
 from course_lib.launcher import slurm as of_slurm
 
 
@@ -98,3 +99,20 @@ def test_the_script_is_one_to_read(script: str, submitted: list[Any], tmp_path: 
     assert options == [f"--output={run.folder}/rank-program.log", "--export=ALL"]
     assert given["COURSE_RUN"] == str(run.folder)
     assert "GLOO_SOCKET_IFNAME" not in given, "the loopback address reaches no other node"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ({}, 2),
+        ({"gpus_per_node": "a100:8"}, 8),
+        ({"gres": "gpu:3"}, 3),
+        ({"gres": ["craynetwork:1", "gpu:h100:6"]}, 6),
+        ({"gres": "shard:2"}, 2),
+    ],
+)
+def test_as_many_ranks_as_gpus_are_asked_for(
+    options: dict[str, Any], ranks: int, script: str, submitted: list[Any]
+) -> None:
+    assert slurm(script, nodes=3, **options).world_size == 3 * ranks
+    assert job_script.gpus_of_a_node(options) == (None if options in ({}, {"gres": "shard:2"}) else ranks)

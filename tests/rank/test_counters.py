@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import UserDict
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -103,19 +102,6 @@ def test_a_loop_inside_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.now += 100
     tick = counters.read()
     assert (tick["steps"], tick["samples"], tick["tracked_seconds"]) == (9, 54, 9)
-
-
-def test_how_long_the_training_waits_for_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, counters = Clock(monkeypatch), Counters()
-
-    def loader() -> Iterator[int]:
-        for seconds in (0.9, 0.00005, 0.3):
-            clock.now += seconds
-            yield 0
-
-    for _ in counters.counted(loader()):
-        clock.now += 7  # a step
-    assert counters.read()["loader_seconds"] == pytest.approx(1.20005)
 
 
 def test_when_the_last_step_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,5 +72,5 @@ def test_a_failure_is_recorded_once_another_rank_has_made_room(
         write(path, text)
 
     monkeypatch.setattr(failure, "write_whole", write_or_not)
-    failure.write_failure(tmp_path, 1, "OSError", "no room")
+    failure.write_failure(tmp_path, 1, type="OSError", message="no room")
     assert json.loads(RankFiles(tmp_path, 1).failure.read_text())["type"] == "OSError"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from course_lib import Run, track
 from course_lib.rank import fingerprints as module
-from course_lib.rank.fingerprints import FREE, SHARE, Fingerprints, fingerprints
+from course_lib.rank.fingerprints import FREE, SHARE, Fingerprints, fingerprints, whole_parameters
 from course_lib.record.layout import RankFiles
 from course_lib.record.run_record import RunRecord
 from course_lib.record.series import Series
@@ -89,25 +89,6 @@ class Whole(Sharded):
         return torch.ones(2)
 
 
-def names(same: Any) -> list[str]:
-    return list(module._whole_ones(module._found(same)))
-
-
-def test_what_is_compared() -> None:
-    model, second = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)), nn.Linear(1, 1)
-    parameters = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert names(model) == names([model]) == names(model.named_parameters) == parameters
-    assert names([model.named_buffers]) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    assert names(lambda: {"ema": torch.zeros(1), "note": 3}) == ["ema"]
-    assert names([second, second]) == ["weight", "bias", "weight of same[1]", "bias of same[1]"]
-    optimizer = torch.optim.Adam(second.parameters())
-    assert names(optimizer) == [], "before its first step"
-    second(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-    assert names([second, optimizer])[2:4] == ["step of weight", "exp_avg of weight"]
-    assert names(optimizer)[3:5] == ["step of parameter 1", "exp_avg of parameter 1"]
-
-
 NO_VALUES: dict[str, Callable[[], Any]] = {
     "sharded": lambda: Sharded(torch.zeros(2)),
     "on meta": lambda: torch.zeros(2, device="meta"),
@@ -117,17 +98,12 @@ NO_VALUES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", NO_VALUES)
 def test_what_no_rank_holds_whole_is_left_out(kind: str) -> None:
-    odd = NO_VALUES[kind]()
-    tensors = {"odd": odd, "plain": torch.zeros(1), "replicated": Whole(torch.zeros(2))}
-    assert names(lambda: tensors) == ["plain", "replicated"]
-    with pytest.raises(ValueError, match=r"same=…\): there is nothing to compare.*odd is a"):
-        track([], same=lambda: {"odd": odd})
-
-
-@pytest.mark.parametrize("same", ["model", 3, torch.zeros(2), [nn.Linear(1, 1), None]])
-def test_what_same_does_not_take(same: Any) -> None:
-    with pytest.raises(TypeError, match="same takes a model, an optimizer, a function"):
-        track([1], same=same)
+    parameters = {"odd": NO_VALUES[kind](), "plain": torch.zeros(1), "replicated": Whole(torch.zeros(2))}
+    model = SimpleNamespace(named_parameters=parameters.items)
+    assert list(whole_parameters(model)) == ["plain", "replicated"]
+    del parameters["plain"], parameters["replicated"]
+    with pytest.raises(ValueError, match=r"same=…\): there is nothing to compare"):
+        track([], same=model)
 
 
 class Rank:
@@ -141,12 +117,12 @@ class Rank:
 
     def __enter__(self) -> None:
         self.patch.setattr(module.time, "perf_counter", lambda: self.now)
-        self.patch.setattr(module, "_found", self.found)
+        self.patch.setattr(module, "whole_parameters", self.parameters)
 
     def __exit__(self, *_: Any) -> None:
         self.patch.undo()
 
-    def found(self, _: Any) -> dict[str, torch.Tensor]:
+    def parameters(self, _: Any) -> dict[str, torch.Tensor]:
         self.now, self.spent = self.now + self.cost, self.spent + self.cost
         return {"weight": torch.zeros(1)}
 
@@ -219,7 +195,7 @@ def test_a_device_that_is_full_does_not_end_the_training(
     def full(_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(rank, "found", full)
+    monkeypatch.setattr(rank, "parameters", full)
     rank.train(range(100), cost=0.0)
     assert rank.checks() == set()
     said = capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_a_gpu_that_fails_or_is_never_done_holds_up_no_end(
     monkeypatch.setattr(recorder, "GPU_SECONDS", 0.05)
     own = recorder.Recorder(RankFiles(tmp_path, 0))
     own._thread.start()
-    monkeypatch.setattr(own.series, "flush", lambda wait: True)
+    monkeypatch.setattr(own.series, "flush", lambda: True)
     own.close()
     assert not own._thread.is_alive()
 

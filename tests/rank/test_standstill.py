@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from course_lib import Run
 from course_lib.compat import flight_recorder
-from course_lib.rank import standstill, threads
+from course_lib.rank import standstill
 from course_lib.rank.standstill import StallRecorder
 from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report.stacks import position_of
@@ -111,7 +111,6 @@ def test_the_learners_line_is_on_record_however_deep_a_library_waits(
         thread.join()
 
     stack = record(own._path)["stack"]
-    assert len(stack) <= threads.MOST_FRAMES
     assert stack[0][2] == "wait"
     position = position_of(stack)
     assert position is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from course_lib.launcher.launch import Launch, start
 from course_lib.rank import recorder as recorder_module
 from course_lib.rank import trial
 from course_lib.rank.recorder import Recorder
-from course_lib.rank.trial import MOST_KEPT, batches_of, repeated
+from course_lib.rank.trial import MOST_KEPT, batches_of
 from course_lib.record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
 
 
@@ -38,27 +38,34 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_kept", {})
 
 
-def test_the_first_batches_come_again_and_nothing_else_is_read() -> None:
+@pytest.fixture
+def without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRIAL, REPEATED_BATCHES)
+
+
+def passed(loader: Any) -> Any:
+    """What `track` passes on."""
+    return batches_of(loader)
+
+
+def test_the_first_batches_come_again_and_nothing_else_is_read(without_a_loader: None) -> None:
     """The loader is a new one in each epoch, as in many programs."""
     data = Read(24)
     for _ in range(3):
-        batches = repeated(DataLoader(data, batch_size=4), "here")
+        batches = passed(DataLoader(data, batch_size=4))
         assert [batch.tolist()[0] for batch in batches] == [0, 4, 8, 12, 0, 4]
     assert data.seen == list(range(4 * MOST_KEPT))
 
 
-def test_other_loops_and_loaders_of_another_length_have_their_own() -> None:
-    assert list(repeated([7, 8], "here")) == [7, 8], "fewer than are kept"
-    assert list(repeated([5, 6], "there")) == [5, 6]
-    assert list(repeated([1, 2, 3], "here")) == [1, 2, 3]
-    assert list(repeated([], "here")) == []
+def test_other_loops_and_loaders_of_another_length_have_their_own(without_a_loader: None) -> None:
+    for loader in ([7, 8], [1, 2, 3], []):
+        assert list(passed(loader)) == loader, "fewer than are kept"
+    assert list(passed([5, 6])) == [5, 6], "at another place"
 
 
-def test_without_a_length_it_goes_on() -> None:
-    def loader() -> Iterator[int]:
-        yield from range(6)
-
-    assert list(itertools.islice(repeated(loader(), "here"), 10)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+def test_without_a_length_it_goes_on(without_a_loader: None) -> None:
+    batches = passed(iter(range(6)))
+    assert list(itertools.islice(batches, 10)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
 def test_only_in_such_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -76,15 +83,14 @@ def test_only_in_such_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     recorder.series.close()
 
 
-def test_programs_that_take_a_batch_apart_get_a_whole_one_again() -> None:
+def test_programs_that_take_a_batch_apart_get_a_whole_one_again(without_a_loader: None) -> None:
     loader = [{"x": [torch.zeros(2)], "y": 1} for _ in range(6)]
-    for batch in repeated(loader, "here"):
+    for batch in passed(loader):
         batch.pop("y")
         batch["x"].clear()
 
 
-def test_numbers_of_steps_are_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TRIAL, REPEATED_BATCHES)
+def test_numbers_of_steps_are_no_batches(without_a_loader: None) -> None:
     assert batches_of(range(9)) == range(9)
 
 

@@ -44,7 +44,7 @@ def report_of(function: Any, *args: Any) -> str:
     except BaseException as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # from the function on
         report_exception(run.folder, 0, error)
-    failures = failed.failures_of(run, {0: 1}, {})
+    failures = failed.failures_of(run, {0: 1})
     return error_text(run, Report(failures[0], [state_of(run, 0, 1, failures[0])]))
 
 
@@ -316,7 +316,7 @@ def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
         record = {"time": at, "type": "RuntimeError", "message": message, "frames": [], "text": ""}
         record |= {"exit_code": None}
         (run.folder / f"rank-{rank}.failure.json").write_text(json.dumps(record))
-    failures = failed.failures_of(run, {0: 1, 1: 1}, {})
+    failures = failed.failures_of(run, {0: 1, 1: 1})
 
     assert [failure.consequence for failure in failures.values()] == [True, False]
     assert failed.first_failure(failures).rank == 1
@@ -339,12 +339,12 @@ def test_a_lost_connection_of_the_programs_own_is_a_cause(kind: str, text: str) 
 def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
     """Even if its handler raised at that before the failure that led to it was recorded."""
     run = Run.create("made", 3)
-    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "", pid=70)
-    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM, pid=71)
-    write_failure(run.folder, 2, "", "", [], "", exit_code=3, pid=72)
+    write_failure(run.folder, 0, type="KeyboardInterrupt", message="asked to end", frames=[], pid=70)
+    write_failure(run.folder, 1, exit_code=-signal.SIGTERM, pid=71)
+    write_failure(run.folder, 2, exit_code=3, pid=72)
     for pid, later in ((70, -60), (71, -60), (72, 60)):
         end_request(run.folder, process_name(pid)).write_text(str(time.time() + later))
-    failures = failed.failures_of(run, {0: 1, 1: -signal.SIGTERM, 2: 3}, {})
+    failures = failed.failures_of(run, {0: 1, 1: -signal.SIGTERM, 2: 3})
 
     assert [failure.consequence for failure in failures.values()] == [True, True, False]
     assert failed.first_failure(failures).rank == 2
@@ -359,7 +359,8 @@ def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
 )
 def test_who_was_asked_to_end_may_have_lost_its_connection_before(text: str, words: str) -> None:
     run = Run.create("made", 1)
-    write_failure(run.folder, 0, "RuntimeError", text, [with_source(__file__, 1, "f")], "", pid=70)
+    frames = [with_source(__file__, 1, "f")]
+    write_failure(run.folder, 0, type="RuntimeError", message=text, frames=frames, pid=70)
     end_request(run.folder, process_name(70)).write_text(str(time.time() - 60))
     failure = failure_of(run, 0, 1)
 
@@ -390,8 +391,8 @@ def test_of_two_failures_the_first_is_the_cause() -> None:
 def test_a_rank_that_reports_anothers_failure_is_not_the_cause(texts: list[str], first: int) -> None:
     run = Run.create("made", 2)
     for rank, text in enumerate(texts):
-        write_failure(run.folder, rank, "RuntimeError", text, [], "")
-    assert failed.first_failure(failed.failures_of(run, {0: 1, 1: 1}, {})).rank == first
+        write_failure(run.folder, rank, type="RuntimeError", message=text, frames=[])
+    assert failed.first_failure(failed.failures_of(run, {0: 1, 1: 1})).rank == first
 
 
 def test_the_rank_whose_folder_is_gone_is_named_where_all_save_a_checkpoint(tmp_path: Path) -> None:

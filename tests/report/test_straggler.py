@@ -72,7 +72,7 @@ def test_what_is_no_straggler() -> None:
 def test_the_straggler_in_numbers() -> None:
     found = straggler(arrived(made_run(3), EVERY, EVERY + 0.03, EVERY + 0.01))
     assert found is not None
-    assert (found.rank, found.share) == (1, pytest.approx(0.2))
+    assert (found.rank, found.seconds) == (1, pytest.approx(0.02))
     assert str(found) == ("rank 1 is late again and again: the others wait 20 ms for it in a step of 100 ms")
 
 

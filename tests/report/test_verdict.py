@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from course_lib import Run, why
-from course_lib.record.layout import ARRIVAL, NO_GRADIENT_SYNC, REPEATED_BATCHES, TICK, RankFiles
+from course_lib.record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES
 from course_lib.report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_trials
-from tests.support.runs import made_run
 
 
 def tried(spread: float = 2.0, **ways: Any) -> Verdict:
@@ -81,7 +78,6 @@ def test_the_cause_is_what_costs_most(ways: dict[str, Any], cause: str, costs: d
     assert verdict.cause == cause, verdict
     assert verdict.costs == pytest.approx(costs, abs=0.02)
     assert verdict.cause in repr(verdict)
-    assert f"<b>{cause}</b>" in verdict._repr_html_()
 
 
 def test_the_sentence_has_the_figures() -> None:
@@ -106,45 +102,3 @@ def test_the_table_shows_every_way() -> None:
         ["no gradient sync", "1,000 · 1,001", "1,000", "× 1.00, within the spread"],
         ["one rank", "–", "–", "not known: ValueError: it needs a rank 1"],
     ]
-
-
-def ran(loader: list[float], seconds: float = 5.0, late: float = 0.0) -> Run:
-    """A run of steps of 0.1 s: by rank the share of its time that it waits for its loader; rank 1 is late."""
-    run = made_run(len(loader), seconds)
-    steps = np.arange(0, seconds, 0.1)
-    for rank, share in enumerate(loader):
-        files = RankFiles(run.folder, rank)
-        ticks = np.fromfile(files.ticks).reshape(-1, len(TICK))
-        ticks[:, TICK.index("loader_seconds")] = 3 + share * ticks[:, TICK.index("tracked_seconds")]
-        ticks.tofile(files.ticks)
-        arrivals = np.column_stack([np.arange(len(steps)), steps + late * (rank == 1), np.ones(len(steps))])
-        assert arrivals.shape[1] == len(ARRIVAL)
-        arrivals.tofile(files.arrivals)
-    return run
-
-
-def test_what_a_run_shows_of_its_loader_and_of_a_straggler() -> None:
-    """The first batch, for which workers start, is left out: here it took 3 s."""
-    waits = why(ran([0.5, 0.6]))
-    assert (waits.cause, waits.costs) == ("loader", pytest.approx({"loader": 0.5}))
-    assert waits.sentence.startswith("the ranks wait for their loaders for 50 to 60 % of their time: make")
-    assert waits.rows[1] == {"rank": "1", "waits for its loader": "60%"}
-    late = why(ran([0.0, 0.0], late=0.04))
-    assert (late.cause, late.costs) == ("straggler", pytest.approx({"straggler": 0.4}))
-    assert (
-        late.sentence == "rank 1 is late again and again: the others wait 40 ms for it in a step of 100 ms."
-    )
-    both = why(ran([0.3, 0.3], late=0.04))
-    assert (both.cause, set(both.costs)) == ("straggler", {"straggler", "loader"})
-    assert both.sentence.startswith("rank 1 is late")
-    assert "for 30 % of their time" in both.sentence
-    of_one = why(ran([0.0, 0.5], late=0.04))
-    assert of_one.cause == "straggler", "the loader of one rank holds it up, and it holds up the other"
-    none = why(ran([0.05, 0.04]))
-    assert (none.cause, none.costs) == ("unknown", {})
-    assert "and no rank is late again and again. why(function" in none.sentence
-
-
-def test_a_run_that_says_too_little() -> None:
-    assert "less than 1 s inside track(loader)" in why(ran([0.5, 0.5], seconds=0.9)).sentence
-    assert why(Run.create("silent", 0)).cause == "unknown"

@@ -146,9 +146,10 @@ def test_the_call_in_which_a_rank_failed_counts_too() -> None:
     """It is over then, and no longer pending. An error of the rank's own has nothing to do with it."""
     run = run_of(waits(5) | {"pending": []}, ELSEWHERE)
     assert explanation(run) == ""
-    write_failure(run.folder, 0, "ValueError", "no such column", [], "")
+    write_failure(run.folder, 0, type="ValueError", message="no such column", frames=[])
     assert explanation(run) == ""
-    write_failure(run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", [], "")
+    lost = "[gloo/pair.cc:1] Connection closed by peer"
+    write_failure(run.folder, 0, type="RuntimeError", message=lost, frames=[])
     assert explanation(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
 
 
@@ -235,9 +236,10 @@ def test_a_rank_that_is_ending_gets_a_moment_to_say_how(monkeypatch: pytest.Monk
         assert at_the_end(run) == "was ending"
 
     frames = [{"file": "/course/cell.py", "line": 12, "function": "train", "source": [[12, "step()"]]}]
-    told = (run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", frames, "")
+    lost = "[gloo/pair.cc:1] Connection closed by peer"
+    told = {"type": "RuntimeError", "message": lost, "frames": frames}
     monkeypatch.setattr("course_lib.launcher.ask.TELL_SECONDS", 60)
-    timer = threading.Timer(0.3, write_failure, told)
+    timer = threading.Timer(0.3, write_failure, (run.folder, 0), told)
     timer.start()
     assert "cell.py, line 12" in at_the_end(run)
     timer.join()
@@ -320,7 +322,7 @@ def test_what_ended_a_thread_is_told_and_where_nothing_else_explains_it_first() 
     lines = words.error_text(run, report_on(run, {0: None, 1: None}, {}, timeout=3)).splitlines()
     assert lines[0] == f"not done after 3 s: rank 0's {raised}"
 
-    write_failure(run.folder, 0, "Empty", "", [], "")
+    write_failure(run.folder, 0, type="Empty", message="", frames=[])
     failures = {0: failure_of(run, 0, 1)}
     lines = words.error_text(run, report_on(run, {0: 1, 1: None}, failures)).splitlines()
     assert lines[:3] == ["rank 0 raised Empty", "", f"    its {raised} (cell.py, line 9: open(path))"]
@@ -409,8 +411,6 @@ def test_where_a_rank_stood(record: dict[str, Any], doing: str) -> None:
 
     (stall,) = stalls(Run.open(run.folder))
     assert (stall.rank, stall.doing) == (0, doing)
-    assert stall.since == pytest.approx(4)
-    assert stall.until == pytest.approx(10, abs=0.5)
     assert stall.line == "cell.py, line 12"
 
 
@@ -424,4 +424,3 @@ def test_a_rank_that_stood_nowhere(file: str, doing: str) -> None:
 
     (stall,) = stalls(run)
     assert (stall.doing, stall.line) == (doing, "")
-    assert 0 <= stall.since <= stall.until

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from course_lib.rank import standstill
-from course_lib.rank.collective_log import CollectiveLog
 from course_lib.rank.memory import TICK_INTERVAL
-from course_lib.rank.recorder import until_the_next_tick
+from course_lib.rank.recorder import Recorder, until_the_next_tick
+from course_lib.record.layout import RankFiles
 from tests.support.cells import quiet_launch
 
 
@@ -51,24 +52,27 @@ def entry(number: int, **other: Any) -> dict[str, Any]:
     }
 
 
-def test_a_collective_is_noted_once_and_a_new_group_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collective_is_noted_once_and_a_new_group_counts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_STARTED", "0.5")
     entries: list[dict[str, Any]] = []
     monkeypatch.setattr(
         standstill,
         "flight_recorder",
         lambda *_, **__: json.dumps({"entries": entries}).encode(),
     )
-    own = CollectiveLog(launched=0.5)
-    assert own.read() == []
+    own = Recorder(RankFiles(tmp_path, 0))
+    assert own.arrivals() == []
     entries += [entry(2), entry(1), entry(7, is_p2p=True), entry(7, process_group=["3", "mine"])]
-    assert own.read() == [1, 0.5, 1, 2, 1.5, 1]
-    assert own.read() == []
+    assert own.arrivals() == [1, 0.5, 1, 2, 1.5, 1]
+    assert own.arrivals() == []
     entries += [entry(3, profiling_name="gloo:broadcast")]
-    assert own.read() == [3, 2.5, 0], "the root goes on, and waits for nobody"
+    assert own.arrivals() == [3, 2.5, 0], "the root goes on, and waits for nobody"
     entries[:] = [entry(1)]
-    assert own.read() == [1, 0.5, 1]
+    assert own.arrivals() == [1, 0.5, 1]
     entries[:] = [{"is_p2p": False}]
-    assert own.read() == [], "another form: nothing is known"
+    assert own.arrivals() == [], "another form: nothing is known"
 
 
 @pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])
