@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.rank import standstill
+from course_lib.rank import recorder, standstill
 from course_lib.rank.memory import TICK_INTERVAL
 from course_lib.rank.recorder import Recorder, until_the_next_tick
 from course_lib.record.layout import RankFiles
@@ -57,11 +57,10 @@ def test_a_collective_is_noted_once_and_a_new_group_counts_anew(
 ) -> None:
     monkeypatch.setenv("COURSE_STARTED", "0.5")
     entries: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        standstill,
-        "flight_recorder",
-        lambda *_, **__: json.dumps({"entries": entries}).encode(),
-    )
+    for module in (recorder, standstill):
+        monkeypatch.setattr(
+            module, "flight_recorder", lambda *_, **__: json.dumps({"entries": entries}).encode()
+        )
     own = Recorder(RankFiles(tmp_path, 0))
     assert own.arrivals() == []
     entries += [entry(2), entry(1), entry(7, is_p2p=True), entry(7, process_group=["3", "mine"])]
