@@ -65,28 +65,34 @@ launch(forgetful_and_busy, nprocs=2, timeout=30)
 """
 
 
-@pytest.fixture
-def lab(tmp_path: Path, course_home: Path) -> Iterator[Lab]:
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab on a copy of the lessons."""
     require("chromium", "the browser tests drive JupyterLab in it")
     lessons = Path(__file__).parents[2] / "lessons"
-    folder = tmp_path / "course"
+    place = tmp_path_factory.mktemp("lab")
+    folder, home = place / "course", place / "home"
     shutil.copytree(lessons, folder / "lessons", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    (tmp_path / "jupyter").mkdir()
-    server = Lab(folder, tmp_path / "jupyter", course_home)
+    server = Lab(folder, place / "jupyter", home)
     try:
         yield server
     finally:
         server.close()
-    wait_for(lambda: not processes_marked("COURSE_HOME", str(course_home)), what="the end of every process")
+    wait_for(lambda: not processes_marked("COURSE_HOME", str(home)), what="the end of every process")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Iterator[Any]:
+    program = require("chromium", "the browser tests drive JupyterLab in it")
+    with fresh_page(program, tmp_path_factory.mktemp("chromium")) as page:
+        yield page.context
 
 
 @pytest.fixture
-def page(tmp_path: Path, lab: Lab) -> Iterator[Any]:
-    """A page of a Chromium that starts with nothing."""
-    chromium = require("chromium", "the browser tests drive JupyterLab in it")
-    with fresh_page(chromium, tmp_path / "chromium") as page:
-        yield page
+def page(chromium: Any) -> Iterator[Any]:
+    page = chromium.new_page()
+    yield page
+    page.close()
 
 
 def add_cells(path: Path, *sources: str) -> None:

@@ -113,7 +113,7 @@ os.fork = fork
     source = """
         from course_lib import launch
 
-        os.environ["COURSE_PRELOAD"] = "three_forks"
+        os.environ |= {"COURSE_PRELOAD": "three_forks", "COURSE_LEAN": "1"}
         try:
             launch(time.sleep, 60, nprocs=4, dashboard=False)
         except RuntimeError as error:

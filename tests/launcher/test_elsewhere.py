@@ -87,7 +87,7 @@ WHY_SPAWNED = {
 
 PROGRAM = """
 import json, sys, time
-import pytest, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 from course_lib import RankTimeout, launch, place
 
 def adds():
@@ -105,12 +105,14 @@ def stands():
 
 if __name__ == "__main__":
     from course_lib.launcher import forkserver
-    from tests.support.programs import Jump, all_at
 
     forkserver.PROBE_SECONDS, *lines = map(int, sys.argv[1:])
     run = launch(adds, nprocs=2, device="cpu", dashboard=False)
     held = [run.peak_memory_bytes(rank) for rank in range(2)]
     print(json.dumps({"results": run.results, "held": held}), flush=True)
+    import pytest
+    from tests.support.programs import Jump, all_at
+
     Jump(pytest.MonkeyPatch(), lambda: all_at(*lines))
     try:
         launch(stands, nprocs=2, device="cpu", timeout=120, dashboard=False)
@@ -131,6 +133,7 @@ def told_without(
     (folder / "sitecustomize.py").write_text(dedent(HIDDEN[what]))
     (folder / "program.py").write_text(PROGRAM)
     environment = {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
+    environment["COURSE_LEAN"] = "1"
     probe_seconds = 1 if what == "forks that end" else 600
     command = [sys.executable, str(folder / "program.py"), *map(str, (probe_seconds, *LINES))]
 

@@ -80,6 +80,7 @@ print("scale", Noted.last.get_scale())
     return line, float(scale.split()[1])
 
 
+@pytest.mark.usefixtures("digits_are_there")
 def test_train_ddp_learns_in_float16_and_clips_what_is_unscaled(tmp_path: Path) -> None:
     words = ("--width", 2, "--batch-size", 100, "--epochs", 1, "--clip", 1.0, "--bf16")
     accuracies = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.lesson_programs import SCRIPTS, TORCHRUN, load, typed
+from tests.support.warm import ended
 
 
 def test_it_goes_on_with_another_number_of_ranks(
@@ -21,11 +23,11 @@ def test_it_goes_on_with_another_number_of_ranks(
     (tmp_path / "once").mkdir()
     monkeypatch.chdir(tmp_path / "twice")
     losses = []
-    for started, last in (
-        (TORCHRUN, "after step 30: loss .*, ranks: 2"),
-        ([], "after step 60: loss .*, ranks: 1"),
+    for start, last in (
+        (partial(typed, *TORCHRUN), "after step 30: loss .*, ranks: 2"),
+        (ended, "after step 60: loss .*, ranks: 1"),
     ):
-        code, out, err = typed(*started, SCRIPTS / "train_fsdp.py")
+        code, out, err = start(SCRIPTS / "train_fsdp.py")
         assert code == 0, err
         assert re.fullmatch(last, out.strip()), out
         losses.append(float(out.split()[4].rstrip(",")))

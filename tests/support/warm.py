@@ -105,6 +105,7 @@ def _become(words: list[str], folder: str, environment: dict[str, str], texts: l
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    multiprocessing.set_start_method(None, force=True)  # the platform's: workers are forked, where it forks
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if threads := environment.get("OMP_NUM_THREADS"):
