@@ -165,7 +165,7 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 MOST_LINES = {
     "course_lib": 10_500,
     "course_lib/exercises": 8_390,
-    "tests": 26_757,
+    "tests": 26_701,
     ".ci": 600,
     "lessons/scripts": 4_097,
 }
