@@ -89,6 +89,7 @@ PROGRAM = """
 import json, sys, time
 import torch, torch.distributed as dist
 from course_lib import RankTimeout, launch, place
+from course_lib.record.trace import peak_bytes
 
 def adds():
     device, backend = place()
@@ -108,7 +109,7 @@ if __name__ == "__main__":
 
     forkserver.PROBE_SECONDS, *lines = map(int, sys.argv[1:])
     run = launch(adds, nprocs=2, device="cpu", dashboard=False)
-    held = [run.peak_memory_bytes(rank) for rank in range(2)]
+    held = [peak_bytes(run.trace(rank).ticks) for rank in range(2)]
     print(json.dumps({"results": run.results, "held": held}), flush=True)
     import pytest
     from tests.support.programs import Jump, all_at

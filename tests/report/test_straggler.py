@@ -85,7 +85,7 @@ def test_only_the_collectives_that_all_were_seen_at_count() -> None:
     np.testing.assert_allclose(seconds[:, 1] - seconds[:, 0], 0.03, atol=1e-9)
 
 
-def test_collective_log_cut_short() -> None:
+def test_arrivals_cut_short() -> None:
     run = arrived(made_run(2), EVERY, EVERY + 0.03)
     path = RankFiles(run.folder, 1).arrivals
     path.write_bytes(path.read_bytes()[:-5])
