@@ -38,8 +38,7 @@ def collective(before: Sequence[Any], after: Sequence[Any], title: str) -> Pictu
 
     Each rank held a number, a tensor, a list of tensors (drawn apart from each other), or None for nothing.
     Take whole numbers with sums that can be told apart, such as 1, 10, 100. A result of MAX or MIN is drawn
-    as a copy, one of AVG or PRODUCT in grey. More than 8 ranks, or 16 values of one,
-    are a ValueError.
+    as a copy, one of AVG or PRODUCT in grey. More than 8 ranks, or 16 values of one, are a ValueError.
     """
     return collectives({"": (before, after)}, title)
 

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
-from torch._guards import active_fake_mode
+from torch._guards import active_fake_mode  # private, as `_python_dispatch`: torch 2.14
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

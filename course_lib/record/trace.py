@@ -79,9 +79,9 @@ class Trace:
 
     @property
     def seconds_since_return(self) -> float:
-        """How long ago the rank has returned."""
+        """How long ago the rank has returned; 0 if the run's folder has been removed."""
         path = self.files.result if self.has_result else self.files.facts
-        return time.time() - path.stat().st_mtime
+        return time.time() - path.stat().st_mtime if path.exists() else 0.0
 
     def crash_texts(self) -> Iterator[str]:
         """Yield the ends of the files in which a crash may have left the Python stacks."""
