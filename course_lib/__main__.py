@@ -82,7 +82,7 @@ def look_up(options: argparse.Namespace) -> int:
 def zh(options: argparse.Namespace) -> int:
     """Make the Chinese edition in the current folder; or list the texts to renew, with exit status 1."""
     from .exercises.generate import ExerciseError, blank
-    from .lesson.chinese import ChineseError, build, outdated
+    from .lesson.chinese import build, outdated
 
     try:
         if options.stale:
@@ -92,7 +92,7 @@ def zh(options: argparse.Namespace) -> int:
             return int(bool(found))
         for path in build(Path(), blank):
             print(f"{path} stays as you changed it: rename it, and `course zh` writes the new one")
-    except (ChineseError, ExerciseError, OSError) as error:
+    except (ExerciseError, OSError) as error:
         print(f"course zh: {error}", file=sys.stderr)
         return 2
     print("The Chinese edition begins with zh/lessons/00_start_here.ipynb")

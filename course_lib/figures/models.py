@@ -112,21 +112,9 @@ def step_timeline(bucket_mib: float = 25, gbit_per_s: float = 10, ranks: int = 8
     """Draw a step of ResNet-50 under DDP: how much of the all_reduces `backward` hides (lesson 14).
 
     `gbit_per_s` is the bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
-
-    `backward` computes the gradients evenly. A bucket leaves when it is full and the one before has arrived.
-    Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth (bytes and bytes/s; Patarasuk and Yuan
-    2009), with α = 14 µs. All buckets have one size, although DDP's first one is smaller.
     """
     begin, done = FORWARD_MS / 1e3, (FORWARD_MS + BACKWARD_MS) / 1e3
-    gradients, bandwidth = GRADIENTS_MIB * MIB, 1e9 / 8 * gbit_per_s
-    sent: list[tuple[float, float]] = []
-    full, free = 0.0, begin
-    while ranks > 1 and full < gradients:
-        size = min(bucket_mib * MIB, gradients - full)
-        full += size
-        start = max(free, begin + (done - begin) * full / gradients)
-        free = start + 2 * (ranks - 1) * STEP_ALPHA + 2 * (ranks - 1) / ranks * size / bandwidth
-        sent.append((start, free))
+    sent = bucket_spans(bucket_mib * MIB, 1e9 / 8 * gbit_per_s, ranks, GRADIENTS_MIB * MIB, begin, done)
     bars: list[Bar] = [("computes", "forward", 0.0, begin), ("computes", "backward", begin, done)]
     hidden = [("sends", "hidden", start, min(end, done)) for start, end in sent if start < done]
     exposed = [("sends", "exposed", max(start, done), end) for start, end in sent if end > done]
@@ -136,9 +124,28 @@ def step_timeline(bucket_mib: float = 25, gbit_per_s: float = 10, ranks: int = 8
     picture = timeline([*bars, *hidden, *exposed], title, first=("forward", "backward", "hidden", "exposed"))
     picture.alt = (
         f"{title}. Forward takes {FORWARD_MS} ms, backward {BACKWARD_MS} ms; "
-        f"{len(sent)} all_reduces, the last ends at {1e3 * max(done, free):.0f} ms."
+        f"{len(sent)} all_reduces, the last ends at {1e3 * max([done, *(end for _, end in sent)]):.0f} ms."
     )
     return picture
+
+
+def bucket_spans(
+    bucket: float, bandwidth: float, ranks: int, gradients: float, begin: float, end: float
+) -> list[tuple[float, float]]:
+    """Return when each bucket's all_reduce begins and ends, in seconds (lessons 14 and 19).
+
+    `backward` computes the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
+    and the one before has arrived. Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth (bytes and
+    bytes/s; Patarasuk and Yuan 2009). All buckets have one size, although DDP's first one is smaller.
+    """
+    spans, full, free = [], 0.0, begin
+    while ranks > 1 and full < gradients:
+        size = min(bucket, gradients - full)
+        full += size
+        start = max(free, begin + (end - begin) * full / gradients)
+        free = start + 2 * (ranks - 1) * STEP_ALPHA + 2 * (ranks - 1) / ranks * size / bandwidth
+        spans.append((start, free))
+    return spans
 
 
 BYTES = {"float32": (4, 4, 0), "bf16 mixed": (2, 2, 4)}  # a parameter: weight, gradient, float32 copy

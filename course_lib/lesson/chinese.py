@@ -26,15 +26,11 @@ PAGES = {
 }
 
 
-class ChineseError(Exception):
-    """The Chinese edition cannot be made here; the message says why."""
-
-
 def translated(root: Path) -> dict[Path, Path]:
     """Return, for each lesson, solution and page of a checkout, its file of blocks, which may be missing."""
     chinese = root / "lessons" / "zh"
     if not chinese.is_dir():
-        raise ChineseError(f"there is no folder {chinese}: run this where the course is checked out")
+        raise FileNotFoundError(f"there is no folder {chinese}: run this where the course is checked out")
     places = {"lessons": chinese, "solutions": chinese / "exercises"}
     notebooks = (path for folder in places for path in sorted((root / folder).glob("*.ipynb")))
     found = {path: places[path.parent.name] / f"{path.stem}.md" for path in notebooks}
@@ -47,7 +43,7 @@ def notebook(path: Path, text: str | None = None) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8") if text is None else text)
         texts(found), written(found), found["metadata"].get("course_zh")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ChineseError(f"{path} is cut short, or no notebook: restore or rename it") from None
+        raise OSError(f"{path} is cut short, or no notebook: restore or rename it") from None
     return found
 
 

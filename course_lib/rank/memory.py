@@ -39,11 +39,9 @@ class Memory:
             # take the GPU on which the rank holds most: each thread has a current device of its own
             gpus = range(torch.cuda.device_count())
             stats = [torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in gpus]
-            reserved, allocated = (
-                [each[f"{kind}_bytes"]["all"] for each in stats] for kind in ("reserved", "allocated")
-            )
-            gpu = max(gpus, key=lambda gpu: (reserved[gpu]["current"], allocated[gpu]["current"]))
-            held = allocated[gpu]["current"], reserved[gpu]["current"], allocated[gpu]["peak"]
+            gpu = max(gpus, key=lambda gpu: stats[gpu]["reserved_bytes"]["all"]["current"])
+            reserved, allocated = stats[gpu]["reserved_bytes"]["all"], stats[gpu]["allocated_bytes"]["all"]
+            held = allocated["current"], reserved["current"], allocated["peak"]
             return dict(zip(BYTES, (*held, driver_bytes(gpu)), strict=True))
         return dict.fromkeys(BYTES, math.nan) | {"memory_bytes": self._on_the_cpu(exact)}
 
