@@ -26,7 +26,7 @@ _NAMES_OF = {
     "rank_grid sampler_map step_timeline",
     "figures.shards": "shard_map",
     "figures.timeline": "timeline",
-    "hardware": "machine",
+    "host.hardware": "machine",
     "launcher.launch": "launch",
     "launcher.scripts": "python torchrun",
     "launcher.slurm": "slurm",
@@ -59,7 +59,7 @@ def __dir__() -> list[str]:
 
 def _get_ready() -> None:
     """In a notebook's kernel, load torch and what the first dashboard needs while the learner reads."""
-    from .notebook import in_kernel
+    from .host.notebook import in_kernel
 
     if in_kernel():
         from .launcher.dashboard import rehearse

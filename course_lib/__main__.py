@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .hardware import machine
+from .host.hardware import machine
 from .launcher.launch import launch
 
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 import cloudpickle
 
 from .compat import CachedFunction
-from .learner_code import as_in_a_file
+from .tracebacks.learner_code import as_in_a_file
 
 loads = pickle.loads
 GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out

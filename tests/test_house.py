@@ -19,12 +19,11 @@ from tests.support.tiers import TIERS, scope
 
 HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
-GROUND = {
-    *("pickling", "cluster", "compat", "files", "hardware", "home", "kill", "learner_code", "notebook"),
-    "stack_dumps",
-}
+GROUND = {"host", "files", "kill", "compat", "tracebacks", "pickling"}
 MAY_IMPORT = {
-    **dict.fromkeys(GROUND, GROUND),
+    **{room: set() for room in ("host", "files", "kill", "compat")},
+    "tracebacks": {"host"},
+    "pickling": {"compat", "tracebacks"},
     "figures": set(),  # draws, and knows no run
     "data": GROUND,
     "measure": GROUND,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..files import locked
-from ..home import home, refused
+from ..host.home import home, refused
 
 LOCK_SECONDS = 60.0  # then go on without the lock: a process that hangs must not block the others
 

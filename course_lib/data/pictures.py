@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ..files import whole_file
-from ..hardware import cores
+from ..host.hardware import cores
 from .once import made_once
 
 TRAIN_EACH, VAL_EACH = 64, 16  # pictures per class

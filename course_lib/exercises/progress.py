@@ -8,7 +8,7 @@ import json
 
 from ..figures.tables import html_table, text_table
 from ..files import locked, write_whole
-from ..home import CourseHomeError, home
+from ..host.home import CourseHomeError, home
 
 PARTS = {
     "08": "First ranks, 00 to 08",

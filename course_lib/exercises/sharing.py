@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import discard, whole_file
-from ..home import home
+from ..host.home import home
 from .progress import one_at_a_time, results
 
 MOST_LETTERS = 40  # of a name

@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ..hardware import gpu_count
+from ..host.hardware import gpu_count
 from ..pickling import culprit, dumps_and_shared
 
 INSTEAD = "make it inside the function or, for processes to share it, by multiprocessing.get_context('spawn')"

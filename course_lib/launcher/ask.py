@@ -18,7 +18,7 @@ from ..report.facts import ExitCodes, Failures, Report
 from ..report.failed import first_failure
 from ..report.waiting import explains, report_of
 from ..run.run import Run
-from ..stack_dumps import answer, request, size_of
+from ..tracebacks.stack_dumps import answer, request, size_of
 
 ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
 ASK_SECONDS_FAR = 3.0  # on a shared disk new files show up later, and ranks of a busy machine are late

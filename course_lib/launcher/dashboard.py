@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from ..compat import let_clicks_in
 from ..figures.tables import text_table
-from ..hardware import cores
-from ..notebook import in_kernel, shell
+from ..host.hardware import cores
+from ..host.notebook import in_kernel, shell
 from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from ..hardware import cores, gpu_count
+from ..host.hardware import cores, gpu_count
 from ..run.run import Run
 
 # What torchrun sets for a rank, perhaps left over in the kernel's environment

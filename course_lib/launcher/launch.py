@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from ..hardware import gpu_count
+from ..host.hardware import gpu_count
 from ..rank.entry_function import Assignment
 from ..run.run import Run
 from .arguments import check_timeout, name_of, packed, world_size_of

@@ -8,7 +8,7 @@ import sys
 import uuid
 from typing import Any
 
-from ..hardware import gpu_count
+from ..host.hardware import gpu_count
 from ..run.run import Run
 from .arguments import check_count, check_timeout, program_of
 from .dashboard import view_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .. import cluster
+from ..host import cluster
 from ..record.layout import JOB_SCRIPT, PROGRAM, RankFiles
 from ..run.run import Run
 from .arguments import check_count, check_timeout, script_at

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from .. import cluster
+from ..host import cluster
 from ..rank.failure import write_failure
 from ..record.layout import PROGRAM, RankFiles
 from ..run.run import Run

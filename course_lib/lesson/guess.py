@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 from IPython.display import display
 
-from ..notebook import in_kernel, shell
+from ..host.notebook import in_kernel, shell
 
 
 @dataclass(repr=False)

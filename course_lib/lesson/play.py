@@ -10,7 +10,7 @@ from IPython.display import display
 from ipywidgets import VBox, interactive
 
 from ..figures.style import Picture
-from ..notebook import in_kernel
+from ..host.notebook import in_kernel
 
 UNITS = {"kib": "KiB", "mib": "MiB", "gib": "GiB", "gbit": "Gbit", "gb": "GB"}  # in the names of values
 

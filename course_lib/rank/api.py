@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..cluster import tasks_here
 from ..compat import adapt_torch
+from ..host.cluster import tasks_here
 from .fingerprints import whole_parameters
 from .recorder import attach, note
 from .trial import batches_of

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ..compat import process_groups
-from ..learner_code import error_of, frame_of, is_learners
+from ..tracebacks.learner_code import error_of, frame_of, is_learners
 from .failure import described
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")

@@ -24,8 +24,8 @@ import psutil
 from ..compat import before_agent_ends_rank, choose_ports_by
 from ..files import discard, read_json, write_whole
 from ..kill import end_with, is_alive, kill_group_of
-from ..learner_code import is_learners, with_source
 from ..record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
+from ..tracebacks.learner_code import is_learners, with_source
 from .failure import related, report_exception, watch_children, write_failure
 from .failure_reporter import FailureReporter, exit_code
 from .recorder import attach, note, report_failure

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..compat import on_child_end
 from ..files import write_whole
-from ..hardware import memory
-from ..learner_code import is_learners, is_ours, with_source
+from ..host.hardware import memory
 from ..record.layout import RankFiles, process_name
+from ..tracebacks.learner_code import is_learners, is_ours, with_source
 
 WORKER_SECONDS = 0.5  # how much longer than its connection a worker may last
 MOST_FRAMES = 12  # of a longer stack, the outermost and the innermost ones

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from ..learner_code import is_learners
+from ..tracebacks.learner_code import is_learners
 
 # Signals that a crash sends, and the one by which a process learns how its children end
 LEFT_ALONE = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}

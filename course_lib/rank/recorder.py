@@ -23,7 +23,7 @@ from ..compat import flight_recorder, on_cpp_terminate, on_world_size
 from ..files import write_whole
 from ..record.layout import AT_WORK, ENDING, EVERYONE, STARTING, TICK, RankFiles, process_name
 from ..record.series import Series
-from ..stack_dumps import answer_requests, leave_at_a_crash
+from ..tracebacks.stack_dumps import answer_requests, leave_at_a_crash
 from .counters import Counters
 from .failure import report_exception
 from .fingerprints import Fingerprints

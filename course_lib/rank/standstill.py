@@ -22,9 +22,9 @@ import psutil
 
 from ..compat import flight_recorder, process_groups, traced_collectives
 from ..files import discard, write_whole
-from ..learner_code import Place, frame_of, is_learners
 from ..record.layout import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
-from ..stack_dumps import answer, request, size_of
+from ..tracebacks.learner_code import Place, frame_of, is_learners
+from ..tracebacks.stack_dumps import answer, request, size_of
 from .blocking_call import blocking_call
 from .threads import cpu_seconds, other_threads, stack_of
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from traceback import walk_stack
 from typing import Any
 
-from ..learner_code import Place, frame_of, is_learners
+from ..tracebacks.learner_code import Place, frame_of, is_learners
 from .failure import described
 
 MOST_ERRORS = 8

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from ..cluster import JobStatus
 from ..files import read_json, write_whole
-from ..hardware import oom_kills
-from ..home import home
+from ..host.cluster import JobStatus
+from ..host.hardware import oom_kills
+from ..host.home import home
 from .layout import JOB_ENDED, RUN, ranks_seen
 
 LASTING = ("queued", "running")  # states of a run that is not over

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..learner_code import is_learners
 from ..record.layout import AT_WORK, PROGRAM, STARTING, was_asked_to_end
+from ..tracebacks.learner_code import is_learners
 from .facts import Call, Failure, OtherActivity, RankState, Related, ThreadError
 from .stacks import asked_stack, crash_position, others_in, position_in
 from .words import MESSAGE_LINES

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..learner_code import Place
+from ..tracebacks.learner_code import Place
 
 if TYPE_CHECKING:
     from .divergence import Divergence

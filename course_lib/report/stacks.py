@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import compat
-from ..learner_code import Place, is_learners, is_ours, with_source
+from ..tracebacks.learner_code import Place, is_learners, is_ours, with_source
 from .facts import OtherActivity, Position
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..learner_code import Place
 from ..record.layout import of_everyone
 from ..run.run import Run
+from ..tracebacks.learner_code import Place
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes

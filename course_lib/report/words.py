@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..learner_code import is_ours, with_source
-from ..notebook import shell
+from ..host.notebook import shell
 from ..record.layout import AT_WORK, ENDING, PROGRAM, RankFiles
 from ..record.trace import shortened
+from ..tracebacks.learner_code import is_ours, with_source
 from .cause_words import FORMS, MOST_RANKS, PAST, PRESENT, cause_text
 from .facts import Cause, Failure, Mismatch, Position, RankState, Report, ThreadError
 from .symptoms import about

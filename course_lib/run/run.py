@@ -20,7 +20,7 @@ import numpy as np
 from ..compat import array_constructors
 from ..figures.tables import html_table
 from ..files import read_json
-from ..hardware import oom_kills
+from ..host.hardware import oom_kills
 from ..record.layout import PROGRAM, RUN, RankFiles
 from ..record.run_record import RunRecord, folder_of_runs, newest_first
 from ..record.trace import Trace, peak_bytes

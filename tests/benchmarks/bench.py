@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from course_lib.hardware import cores
+from course_lib.host.hardware import cores
 from tests.benchmarks.grading import of_a_class
 from tests.benchmarks.starts import from_cell_to_result
 from tests.benchmarks.steps import cost

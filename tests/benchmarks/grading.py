@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from course_lib.exercises.generate import blank
-from course_lib.hardware import cores
+from course_lib.host.hardware import cores
 from tests.benchmarks.kernel import ROOT, environment
 from tests.benchmarks.table import Section
 

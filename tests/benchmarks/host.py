@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from course_lib.hardware import cores, memory
+from course_lib.host.hardware import cores, memory
 from tests.benchmarks.kernel import Kernel
 
 MIB = 1 << 20

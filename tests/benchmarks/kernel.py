@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from course_lib.hardware import cores
+from course_lib.host.hardware import cores
 from tests.support.front_end import FrontEnd
 
 HERE = Path(__file__).parent

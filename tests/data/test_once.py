@@ -13,7 +13,7 @@ import pytest
 
 from course_lib.data import once
 from course_lib.files import whole_file
-from course_lib.home import CourseHomeError
+from course_lib.host.home import CourseHomeError
 from tests.support.processes import wait_for
 
 WHOLE = b"whole" * 1000

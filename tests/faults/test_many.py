@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from course_lib.hardware import memory
+from course_lib.host.hardware import memory
 from course_lib.launcher import guard
 from tests.support.cells import quiet_launch
 from tests.support.kernels import Kernel

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from course_lib import Run, log, track
-from course_lib.cluster import JobStatus
 from course_lib.figures.tables import text_table
+from course_lib.host.cluster import JobStatus
 from course_lib.launcher import dashboard
 from course_lib.launcher.dashboard import (
     LINES_KEPT,

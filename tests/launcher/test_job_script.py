@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from course_lib import Run, cluster, slurm
+from course_lib import Run, slurm
+from course_lib.host import cluster
 from course_lib.launcher import job_script
 from course_lib.launcher import slurm as of_slurm
 

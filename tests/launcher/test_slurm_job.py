@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course_lib import RankError, Run, cluster, slurm
-from course_lib.cluster import JobStatus, SlurmError
+from course_lib import RankError, Run, slurm
+from course_lib.host import cluster
+from course_lib.host.cluster import JobStatus, SlurmError
 from course_lib.launcher import slurm_job
 from course_lib.record.layout import JOB_ENDED, PROGRAM, TICK, RankFiles
 

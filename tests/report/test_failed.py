@@ -16,13 +16,13 @@ import pytest
 
 from course_lib import RankError, RankTimeout, Run
 from course_lib.launcher import ask
-from course_lib.learner_code import with_source
 from course_lib.rank.failure import report_exception, write_failure
 from course_lib.record.layout import AT_WORK, PROGRAM, end_request, process_name
 from course_lib.report import failed
 from course_lib.report.evidence import failure_of, state_of
 from course_lib.report.facts import Failure, RankState, Report
 from course_lib.report.words import advice, error_text, state_text
+from course_lib.tracebacks.learner_code import with_source
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, running, timeless
 

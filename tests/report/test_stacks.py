@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from course_lib import Run, compat
-from course_lib.learner_code import OURS
 from course_lib.record.layout import RankFiles
 from course_lib.report import stacks
+from course_lib.tracebacks.learner_code import OURS
 
 FILE = """Thread 0x00000000000000bb (most recent call first):
   File "/lib/threading.py", line 5 in wait

@@ -346,7 +346,7 @@ def test_the_name_of_a_function_is_no_path_and_no_markup() -> None:
 
 
 def test_a_course_folder_that_cannot_be_used_is_told_before_anything_starts(course_home: Path) -> None:
-    """Of a COURSE_HOME itself: tests/test_home.py."""
+    """Of a COURSE_HOME itself: tests/host/test_home.py."""
     course_home.mkdir()
     (course_home / "runs").touch()
     with pytest.raises(OSError, match=r"no run can be kept.*set COURSE_HOME") as caught:

@@ -18,7 +18,7 @@ import pytest
 from course_lib import RankTimeout, Run
 from course_lib.launcher import watch
 from course_lib.launcher.ask import silent_ranks
-from course_lib.learner_code import is_learners
+from course_lib.tracebacks.learner_code import is_learners
 from tests.support.processes import alive, processes_marked, wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy

@@ -26,8 +26,8 @@ from unittest import mock
 import psutil
 import torch
 
-from ... import hardware
 from ...files import write_whole
+from ...host import hardware
 from ...kill import kill_families
 from ...launcher import forkserver
 from ...launcher.forkserver import wait_until_loaded, warm_up, without_main

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from ... import hardware
+from ...host import hardware
 from ...kill import PR_SET_CHILD_SUBREAPER, prctl
 from .seccomp import seccomp_filter
 from .session import CannotJudge, Session, SessionEnded

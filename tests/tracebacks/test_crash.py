@@ -12,7 +12,7 @@ import pytest
 CRASHES = """
 import ctypes, faulthandler, json, sys
 from pathlib import Path
-from course_lib.stack_dumps import leave_at_a_crash
+from course_lib.tracebacks.stack_dumps import leave_at_a_crash
 
 ours, own = map(Path, sys.argv[1:])
 leave_at_a_crash(ours, lambda **facts: print(json.dumps(facts), flush=True))

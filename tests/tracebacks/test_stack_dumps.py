@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from course_lib import stack_dumps
-from course_lib.stack_dumps import answer, request, size_of
+from course_lib.tracebacks import stack_dumps
+from course_lib.tracebacks.stack_dumps import answer, request, size_of
 from tests.support.processes import wait_for
 
 if sys.platform != "linux":
@@ -36,7 +36,7 @@ class Process:
         source = f"""
 import json, signal
 from pathlib import Path
-from course_lib.stack_dumps import answer_requests
+from course_lib.tracebacks.stack_dumps import answer_requests
 {textwrap.dedent(before)}
 print(json.dumps(answer_requests(Path({str(stacks)!r}))))
 {textwrap.dedent(after)}

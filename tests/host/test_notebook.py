@@ -8,12 +8,12 @@ import types
 
 import pytest
 
-from course_lib.notebook import in_kernel, shell
+from course_lib.host.notebook import in_kernel, shell
 
 
 def test_a_plain_python_is_no_notebook() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", "from course_lib.notebook import *; print(shell(), in_kernel())"],
+        [sys.executable, "-c", "from course_lib.host.notebook import *; print(shell(), in_kernel())"],
         capture_output=True,
         text=True,
         check=True,

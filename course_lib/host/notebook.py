@@ -1,7 +1,5 @@
 """Find out whether this process is a notebook's kernel, IPython or plain Python."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib import hardware, machine
+from course_lib import machine
+from course_lib.host import hardware
 
 DRIVER_FILE = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Fri Aug 21 00:08:40 UTC 2026\nGCC version: 12.3.0\n"

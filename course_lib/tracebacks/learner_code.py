@@ -18,10 +18,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from .notebook import shell
+from ..host.notebook import shell
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
-OURS = str(Path(__file__).parent) + os.sep
+OURS = str(Path(__file__).parents[1]) + os.sep  # course_lib
 STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # Where packages are installed (into an environment, for a user, by the system), and code of torch.compile
 PACKAGES = re.compile(r"[/\\](site-packages|dist-packages|torchinductor_[^/\\]+)[/\\]")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import cluster
+from course_lib.host import cluster
 
 Commands = Callable[..., Path]
 

@@ -1,4 +1,4 @@
-"""course_lib.home: where the course keeps its files, and what a folder that will not do gets."""
+"""course_lib.host.home: where the course keeps its files, and what a folder that will not do gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.home import CourseHomeError, home
+from course_lib.host.home import CourseHomeError, home
 
 pytestmark = pytest.mark.short
 

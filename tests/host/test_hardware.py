@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from course_lib import machine
-from course_lib.hardware import cores, memory
+from course_lib.host.hardware import cores, memory
 
-module = __import__("sys").modules["course_lib.hardware"]
+module = __import__("sys").modules["course_lib.host.hardware"]
 
 
 def test_counts_what_the_system_counts() -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import course_lib
-from course_lib import learner_code
 from course_lib.report import words
+from course_lib.tracebacks import learner_code
 
 
 def test_whose_a_line_is() -> None:
@@ -80,7 +80,8 @@ def beside_torch(tmp_path: Path) -> Path:
 def test_torch_and_others_on_pythonpath(beside_torch: Path) -> None:
     """The learner's project lies in the same folder, and a report of a failure shows its lines alone."""
     code = (
-        "import torch; from course_lib.learner_code import is_learners; from course_lib.rank import failure\n"
+        "import torch; from course_lib.tracebacks.learner_code import is_learners\n"
+        "from course_lib.rank import failure\n"
         f"names = [name for name in {FILES} if is_learners({str(beside_torch)!r} + '/' + name)]\n"
         "try: import project.model; project.model.call(lambda: torch.nn.Linear(3, 3)(torch.zeros(2, 4)))\n"
         "except RuntimeError as error: shown = failure._frames(error)\n"
