@@ -70,10 +70,10 @@ def track(iterable: Iterable[Batch], total: int | None = None, same: Any = None)
     Raises
     ------
     ValueError
-        No rank holds a parameter of ``same`` whole.
+        ``same`` is not a model, or no rank holds a parameter of it whole.
     """
-    if same is not None and not whole_parameters(same):
-        raise ValueError("track(…, same=…): there is nothing to compare: no rank holds a parameter whole")
+    if same is not None and not (hasattr(same, "named_parameters") and whole_parameters(same)):
+        raise ValueError(f"track(…, same=…): no rank holds a parameter of this {type(same).__name__} whole")
     recorder = attach()
     if recorder is None:
         return iter(iterable)

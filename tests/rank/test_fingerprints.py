@@ -102,8 +102,9 @@ def test_what_no_rank_holds_whole_is_left_out(kind: str) -> None:
     model = SimpleNamespace(named_parameters=parameters.items)
     assert list(whole_parameters(model)) == ["plain", "replicated"]
     del parameters["plain"], parameters["replicated"]
-    with pytest.raises(ValueError, match=r"same=…\): there is nothing to compare"):
-        track([], same=model)
+    for nothing in (model, [torch.zeros(1)]):
+        with pytest.raises(ValueError, match=f"holds a parameter of this {type(nothing).__name__} whole"):
+            track([], same=nothing)
 
 
 class Rank:
