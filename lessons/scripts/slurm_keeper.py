@@ -48,6 +48,8 @@ SlurmdParameters=config_overrides
 TaskProlog={folder}/prolog
 ReturnToService=2
 KillWait=5
+# On a busy machine a killed process may take minutes to go: after the usual one, Slurm would drain the node
+UnkillableStepTimeout=600
 # A job is looked for a place at once, and a killed one is gone soon
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 CompleteWait=0
@@ -90,16 +92,14 @@ def become_the_parent_of_orphans():
     """slurmd leaves each job's processes to init; with this they come to the keeper, which can end them."""
     import ctypes
 
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def die_with_the_keeper():
     """In a daemon before it begins: SIGKILL for it if the keeper is killed."""
     import ctypes
 
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start(folder, path, count, cpus, seconds):

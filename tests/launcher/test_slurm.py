@@ -42,14 +42,15 @@ def here() -> Iterator[slurm_here.SlurmHere]:
 
 
 @pytest.fixture(autouse=True)
-def folder(here: slurm_here.SlurmHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: slurm_here.SlurmHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current one, of a name that a shell must not take apart."""
     for name, value in here.environment.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "it's a folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    return folder
+    yield folder
+    print(said("sinfo", "--list-reasons"))  # why Slurm itself has drained a node
 
 
 def said(*command: Any) -> str:
