@@ -1,7 +1,7 @@
 """`make setup`: make .venv and install the course into it, with all that its tests need.
 
 --oldest makes .venv-oldest with the lowest versions that pyproject.toml allows, --newest .venv-newest with
-the newest there are. The last step writes a stamp into .venv: while it matches pyproject.toml, constraints.txt
+the newest there are. The last step writes a stamp into .venv: while it fits pyproject.toml, constraints.txt
 and this file, nothing is done. Otherwise all steps run, and keep an installed torch and what was done before.
 """
 
