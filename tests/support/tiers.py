@@ -52,8 +52,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the short run by file, and put the tests in order."""
     for item in items:
         listed = is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short")
-        if is_in(item.nodeid, "alone") and not listed:
-            item.add_marker(pytest.mark.alone)
         if listed and not item.get_closest_marker("alone") and not item.get_closest_marker("night"):
             item.add_marker(pytest.mark.short)
     if config.getoption("again"):
