@@ -1,8 +1,9 @@
 """`make setup`: make .venv and install the course into it, with all that its tests need.
 
---oldest makes .venv-oldest with the lowest versions that pyproject.toml allows, --newest .venv-newest with
-the newest there are. The last step writes a stamp into .venv: while it fits pyproject.toml, constraints.txt
-and this file, nothing is done. Otherwise all steps run, and keep an installed torch and what was done before.
+The versions are those of constraints.txt, which passed all tests. With --oldest, .venv-oldest gets the lowest
+versions that pyproject.toml allows; with --newest, .venv-newest gets the newest that the package index has.
+The last step writes a stamp into .venv. As long as it matches pyproject.toml, constraints.txt and this file,
+nothing is done. Otherwise all steps run; they keep an installed torch, and what an interrupted run installed.
 """
 
 import fcntl
@@ -19,7 +20,6 @@ ROOT = Path(__file__).absolute().parents[1]
 MODE = "".join(sys.argv[1:])
 VENV = ROOT / (".venv" + MODE[1:])
 PYTHON, STAMP = VENV / "bin" / "python", VENV / "course-setup-done"
-COMPILE = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # on all cores; pip would do it on one
 FOR_PIP = VENV / "course-setup"  # its constraints, log and downloads, for which /tmp may be too small
 OPTIONS = {
     "--oldest": ["--only-binary", ":all:"],  # the course does not support versions that have to be built
@@ -109,14 +109,13 @@ def install(options):
     print(f"Making {VENV.name}: this takes some minutes if PyTorch has to be downloaded.", flush=True)
     versions, log = FOR_PIP / "constraints.txt", FOR_PIP / "log"
     write(versions, constraints())
-    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile"]
-    pip += [*options, "--log", str(log), "-c", str(versions), "-e", ".[lab,albert,test,site]"]
+    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
+    pip += ["--log", str(log), "-c", str(versions), "-e", ".[lab,albert,test,site]"]
     if subprocess.call(pip, cwd=str(ROOT), env=dict(os.environ, TMPDIR=str(FOR_PIP), PIP_USER="0")):
         said = log.read_text(errors="replace") if log.exists() else ""
         known = [sentence for words, sentence in KNOWN_FAULTS.items() if re.search(words, said)]
         errors = re.findall(r"ERROR: (?!Exception:|ResolutionImpossible)(.*)", said)
         raise Fault(known[0] if known else f"pip failed: {(errors or ['see above'])[-1]}")
-    subprocess.call([*COMPILE, str(VENV / "lib")])
     shutil.rmtree(str(FOR_PIP))
 
 
@@ -143,7 +142,8 @@ if __name__ == "__main__":
     try:
         set_up()
         # Where PYTHONDONTWRITEBYTECODE is set, each rank would compile what it imports
-        subprocess.call([*COMPILE, "course_lib", "tests", "lessons/scripts"], cwd=str(ROOT))
+        compiled = [str(PYTHON), "-m", "compileall", "-qq", "course_lib", "tests", "lessons/scripts"]
+        subprocess.call(compiled, cwd=str(ROOT))
     except (Fault, OSError, subprocess.CalledProcessError) as fault:
         sys.exit(f"Set-up stopped: {fault}")
     except KeyboardInterrupt:
