@@ -43,7 +43,7 @@ def lines_with(path, *words):
 
 
 def agent_says(*options):
-    """The seconds that ``torchrun options…`` takes, and how it ends; a rank of `launch` calls this.
+    """How ``torchrun options…`` ends; a rank of `launch` calls this.
 
     The rank has loaded PyTorch already, so this takes no start. It forgets what `launch` has told it.
     """
@@ -53,13 +53,13 @@ def agent_says(*options):
         os.environ.pop(name, None)
     for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"):
         os.environ.pop(name, None)
-    begin, says = time.monotonic(), "started its ranks, and they ended well"
+    says = "started its ranks, and they ended well"
     try:
         run.main([str(option) for option in options])
     except Exception as error:
         cause = error.__cause__ or error  # the inner one, where there is one, says more
         says = f"{type(error).__name__}: {(str(cause).splitlines() or [''])[0]}".rstrip(": ")
-    return time.monotonic() - begin, says
+    return says
 
 
 class Listener(threading.Thread):
