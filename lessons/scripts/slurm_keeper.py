@@ -48,7 +48,7 @@ SlurmdParameters=config_overrides
 TaskProlog={folder}/prolog
 ReturnToService=2
 KillWait=5
-# On a busy machine a killed process may take minutes to go: after the usual one, Slurm would drain the node
+# On a busy machine a killed process may take minutes to go: after 60 s Slurm would drain the node
 UnkillableStepTimeout=600
 # A job is looked for a place at once, and a killed one is gone soon
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
